@@ -1,0 +1,65 @@
+"""audiollm: look inside audio language models, from a notebook."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .batch import AudioEmbedding, AudioSlot, PreparedBatch, TokenRow
+    from .errors import ArgumentError, AudioError, AudioLLMError, RequestError, SnapshotError
+    from .request import Request, Waveform
+    from .session import Session, load_model
+
+__version__ = "0.1.0"
+
+# Where each public name lives; modules load when a name is first used, so that `import audiollm` stays light.
+_HOME = {
+    "ArgumentError": "errors",
+    "AudioEmbedding": "batch",
+    "AudioError": "errors",
+    "AudioLLMError": "errors",
+    "AudioSlot": "batch",
+    "PreparedBatch": "batch",
+    "Request": "request",
+    "RequestError": "errors",
+    "Session": "session",
+    "SnapshotError": "errors",
+    "TokenRow": "batch",
+    "Waveform": "request",
+    "load_model": "session",
+}
+
+__all__ = [
+    "ArgumentError",
+    "AudioEmbedding",
+    "AudioError",
+    "AudioLLMError",
+    "AudioSlot",
+    "PreparedBatch",
+    "Request",
+    "RequestError",
+    "Session",
+    "SnapshotError",
+    "TokenRow",
+    "Waveform",
+    "load_model",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+# In a source checkout the folders `widgets`, `vendor` and `notebooks` lie beside this one; let their names resolve
+# without an installation. In a wheel they are real subpackages and this does nothing.
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+if (_ROOT / "pyproject.toml").is_file() and (_ROOT / "vendor" / "__init__.py").is_file():
+    __path__.append(str(_ROOT))

@@ -1,0 +1,1 @@
+"""Plain functions that look inside a model; each returns a frozen result with its seconds."""

@@ -1,0 +1,1 @@
+"""Embeddings of many files, resumable: not here yet."""

@@ -1,0 +1,1 @@
+"""Embedded small snapshots and clips."""

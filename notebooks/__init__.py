@@ -1,0 +1,1 @@
+"""Tutorial notebooks, shipped as package data."""

@@ -1,0 +1,1 @@
+"""Model definitions that transformers lacks, written here for the published architectures."""

@@ -1,0 +1,1 @@
+"""MOSS-Audio-Tokenizer v2: not here yet."""

@@ -1,0 +1,1 @@
+"""MOSS-Music: not here yet."""

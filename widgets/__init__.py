@@ -1,0 +1,1 @@
+"""Panels for JupyterLab, each a thin skin on the engine: not here yet."""
