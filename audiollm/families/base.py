@@ -1,0 +1,276 @@
+"""What every family shares: one request after the other becomes ids and mel, then all are padded to one batch.
+
+A family is one small class with the arithmetic and the spellings of its models: see `Family`'s abstract methods. The
+order of work in `prepare` is: look at prompts and headers, refuse what cannot fit, decode, compute mel, pad.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import BatchFeature, PreTrainedModel
+
+from ..audio import Decoded, Header, decode, read_header, resample_ratio, resampled_length
+from ..batch import AudioEmbedding, AudioSlot, EncodedPrompt, ModelShape, PreparedBatch
+from ..errors import ArgumentError, AudioError, RequestError
+from ..request import MARKER, Request, Waveform
+from ..timeline import Clock, SourceTimeline, Timeline
+
+
+class Family(ABC):
+    """An adapter to one family of models, made for one loaded model and its processor.
+
+    Attributes: `name` as users see it; `model_types` of config.json; `clock`; `max_s`, the longest audio in seconds or
+    None; `context`, the tokens that prompt and answer share; `control_spellings`, native marker texts that a prompt
+    must not hold even where the tokenizer does not know them.
+    """
+
+    name: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]]
+    control_spellings: ClassVar[tuple[str, ...]]
+
+    clock: Clock
+    max_s: float | None
+    context: int
+
+    def __init__(self, model: PreTrainedModel, processor: Any) -> None:
+        self.model = model
+        self.processor = processor
+        self.tokenizer = processor.tokenizer
+
+    # What a family must say.
+
+    @classmethod
+    @abstractmethod
+    def build(cls, config: dict, attention: str) -> PreTrainedModel:
+        """The family's model for a config.json, without weights; called under `torch.device("meta")`."""
+
+    @classmethod
+    @abstractmethod
+    def load_processor(cls, folder: Path) -> Any:
+        """The tokenizer and feature extractor of a snapshot folder, offline and without its code."""
+
+    @abstractmethod
+    def n_tokens(self, n_samples: int) -> int:
+        """Audio tokens of `n_samples` at the model's rate."""
+
+    @abstractmethod
+    def shortest(self) -> int:
+        """The smallest number of samples that makes one audio token."""
+
+    @abstractmethod
+    def place_markers(self, request: Request) -> str:
+        """The user's turn with one `<audio>` marker a source."""
+
+    @abstractmethod
+    def encode_prompt(self, content: str, n_tokens: Sequence[int]) -> EncodedPrompt:
+        """The whole prompt as ids, with `n_tokens[k]` audio tokens where the k-th `<audio>` stands in `content`."""
+
+    @abstractmethod
+    def features(self, waveforms: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+        """One request's mel and its masks or lengths, on the CPU in float32."""
+
+    @abstractmethod
+    def collate(self, features: Sequence[dict[str, torch.Tensor]], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The features of all requests as one batch, to be added to `inputs` (input_ids, attention_mask)."""
+
+    @abstractmethod
+    def embed_audio(self, batch: PreparedBatch) -> list[AudioEmbedding]:
+        """Run the audio tower and projector, not the language model; one result a slot."""
+
+    @abstractmethod
+    def blocks(self) -> Sequence[torch.nn.Module]:
+        """The decoder blocks, first to last."""
+
+    @abstractmethod
+    def head(self) -> torch.nn.Module:
+        """The module that receives the final normed states and gives logits."""
+
+    @abstractmethod
+    def audio_dtype(self) -> torch.dtype:
+        """The dtype that mel must have at the model's door."""
+
+    # What all families share.
+
+    @property
+    def end_id(self) -> int:
+        """The id that ends an answer."""
+        return int(self.tokenizer.convert_tokens_to_ids("<|im_end|>"))
+
+    @property
+    def pad_id(self) -> int:
+        """The id that fills rows on the left."""
+        return int(self.end_id if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id)
+
+    def model_shape(self) -> ModelShape:
+        """Blocks, width, dtype and padding id, for a batch to carry."""
+        text = self.model.config.get_text_config()
+        return ModelShape(text.num_hidden_layers, text.hidden_size, self.model.dtype, self.pad_id)
+
+    def prepare(self, requests: Sequence[Request], device: torch.device) -> PreparedBatch:
+        """Requests -> a padded batch on `device`; see `Session.prepare` for what is raised."""
+        self._check_requests(requests)
+        contents = [self._checked_content(request, b) for b, request in enumerate(requests)]
+        for b, request in enumerate(requests):
+            self._check_headers(request, contents[b], b)
+        heard = [self._hear(request, b) for b, request in enumerate(requests)]
+        prompts = []
+        for b, (content, sources) in enumerate(zip(contents, heard, strict=True)):
+            prompts.append(self.encode_prompt(content, [self.n_tokens(len(s.samples)) for s in sources]))
+            self._check_context(len(prompts[b]), b)
+        inputs = self._pad(prompts)
+        inputs |= self.collate([self.features([s.samples for s in sources]) for sources in heard], inputs)
+        slots, timeline = self._slots(heard, prompts)
+        return PreparedBatch(
+            inputs=BatchFeature({name: self._to(tensor, device) for name, tensor in inputs.items()}),
+            slots=slots,
+            timeline=timeline,
+            requests=tuple(requests),
+            prompts=tuple(prompts),
+            model_shape=self.model_shape(),
+            decode_token=self._decode_token,
+        )
+
+    def _check_requests(self, requests: Sequence[Request]) -> None:
+        if isinstance(requests, Request) or not isinstance(requests, Sequence):
+            raise ArgumentError("requests is not a list; pass [Request(...)]", code="bad_argument", source="requests")
+        if not requests:
+            raise ArgumentError("requests is empty; pass at least one Request", code="bad_argument", source="requests")
+        for b, request in enumerate(requests):
+            if not isinstance(request, Request):
+                raise ArgumentError(
+                    f"requests[{b}] is a {type(request).__name__}, not a Request(prompt, audios)",
+                    code="bad_argument",
+                    source=f"requests[{b}]",
+                )
+
+    def _checked_content(self, request: Request, b: int) -> str:
+        """The user's turn with its markers, after the prompt was searched for control tokens."""
+        offset = 0
+        for piece in request.prompt.split(MARKER):
+            self._refuse_control(piece, offset, b)
+            offset += len(piece) + len(MARKER)
+        return request.prompt if request.n_markers else self.place_markers(request)
+
+    def _refuse_control(self, text: str, offset: int, b: int) -> None:
+        for spelling in self.control_spellings:
+            if spelling in text:
+                raise self._control(spelling, offset + text.index(spelling), b)
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        reserved = self._reserved_ids()
+        for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            if token in reserved:
+                raise self._control(text[start:end], offset + start, b)
+
+    def _reserved_ids(self) -> set[int]:
+        return {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
+
+    def _control(self, token: str, offset: int, b: int) -> RequestError:
+        return RequestError(
+            f"the prompt of request {b} holds the control token {token!r} at character {offset}; write {MARKER} where a "
+            "source goes and spell other tokens differently",
+            code="control_token",
+            source=f"requests[{b}].prompt[{offset}]",
+        )
+
+    def _check_headers(self, request: Request, content: str, b: int) -> None:
+        """Refuse what is too long for the context before anything is decoded."""
+        counts = []
+        for k, audio in enumerate(request.audios):
+            header = read_header(audio, self._name(audio, k))
+            counts.append(max(1, self.n_tokens(self._used_samples(header))))
+        self._check_context(len(self.encode_prompt(content, counts)), b, request)
+
+    def _used_samples(self, header: Header) -> int:
+        n = resampled_length(header.frames, *resample_ratio(header, self.clock.sample_rate))
+        return n if self.max_s is None else min(n, round(self.max_s * self.clock.sample_rate))
+
+    def _check_context(self, n_prompt: int, b: int, request: Request | None = None) -> None:
+        if n_prompt > self.context:
+            raise RequestError(
+                f"request {b} takes {n_prompt:,} tokens and the context holds {self.context:,}; an audio token is "
+                f"{self.clock.token_s:g} s: send fewer or shorter sources, or less text",
+                code="too_long",
+                source=f"requests[{b}]",
+            )
+
+    def _hear(self, request: Request, b: int) -> list[Decoded]:
+        return [self._decoded(audio, self._name(audio, k), b, k) for k, audio in enumerate(request.audios)]
+
+    def _decoded(self, audio: str | Path | Waveform, name: str | None, b: int, k: int) -> Decoded:
+        source = decode(audio, self.clock.sample_rate, self.max_s, name)
+        if self.n_tokens(len(source.samples)) == 0:
+            n, least = len(source.samples), self.shortest()
+            raise AudioError(
+                f"{source.header.name} is {n} sample(s) at {self.clock.sample_rate} Hz, too short for one audio token; "
+                f"{least} samples ({1000 * least / self.clock.sample_rate:.1f} ms) are the least",
+                code="too_short",
+                source=source.header.path or f"requests[{b}].audios[{k}]",
+            )
+        return source
+
+    def _name(self, audio: str | Path | Waveform, k: int) -> str | None:
+        return f"waveform {k + 1}" if isinstance(audio, Waveform) else None
+
+    def _pad(self, prompts: Sequence[EncodedPrompt]) -> dict[str, torch.Tensor]:
+        """input_ids and attention_mask [B, L], int64, padded on the left."""
+        width = max(len(prompt) for prompt in prompts)
+        ids = torch.full((len(prompts), width), self.pad_id, dtype=torch.int64)
+        mask = torch.zeros((len(prompts), width), dtype=torch.int64)
+        for b, prompt in enumerate(prompts):
+            ids[b, width - len(prompt) :] = torch.tensor(prompt.ids, dtype=torch.int64)
+            mask[b, width - len(prompt) :] = 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+    def _slots(
+        self, heard: Sequence[Sequence[Decoded]], prompts: Sequence[EncodedPrompt]
+    ) -> tuple[tuple[AudioSlot, ...], Timeline]:
+        width = max(len(prompt) for prompt in prompts)
+        slots, sources = [], []
+        for b, (decoded, prompt) in enumerate(zip(heard, prompts, strict=True)):
+            for k, source in enumerate(decoded):
+                positions = prompt.audio_positions(k) + width - len(prompt)
+                positions.setflags(write=False)
+                timeline = self._timeline(source, positions, b, k)
+                sources.append(timeline)
+                slots.append(_slot(source, timeline))
+        return tuple(slots), Timeline(tuple(sources))
+
+    def _timeline(self, source: Decoded, positions: np.ndarray, b: int, k: int) -> SourceTimeline:
+        return SourceTimeline(
+            sample_index=b,
+            audio_index=k,
+            name=source.header.name,
+            clock=self.clock,
+            n_samples=len(source.samples),
+            n_tokens=len(positions),
+            file_rate=source.header.sample_rate,
+            positions=positions,
+        )
+
+    def _to(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        dtype = self.audio_dtype() if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(device=device, dtype=dtype)
+
+    def _decode_token(self, token: int) -> str:
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _slot(source: Decoded, timeline: SourceTimeline) -> AudioSlot:
+    return AudioSlot(
+        sample_index=timeline.sample_index,
+        audio_index=timeline.audio_index,
+        token_positions=torch.from_numpy(timeline.positions.copy()),
+        name=source.header.name,
+        path=source.header.path,
+        waveform=torch.from_numpy(source.samples),
+        sample_rate=source.sample_rate,
+        duration_s=source.duration_s,
+        used_s=source.used_s,
+        windows=timeline.windows(),
+    )

@@ -1,0 +1,234 @@
+"""Music Flamingo: 30 s windows through a Whisper-like tower, 40 ms a token, rotary time, a Qwen2 language model.
+
+The model and its processor are transformers' own (`MusicFlamingoForConditionalGeneration`). Two things are done
+here that the library does not do: several sources in one prompt or none, mixed in one batch, and windows whose tail is
+too short for a token (1 to 320 samples), which the library counts to the next source.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import MusicFlamingoConfig, MusicFlamingoForConditionalGeneration, MusicFlamingoProcessor, PreTrainedModel
+
+from ..batch import AudioEmbedding, EncodedPrompt, PreparedBatch
+from ..errors import SnapshotError
+from ..request import MARKER, Request
+from ..timeline import Clock
+from .base import Family
+
+# The tower halves the frames twice: a convolution of stride 2 and an average pool of 2.
+FRAMES_PER_TOKEN = 4
+_TURN = "<|im_start|>"
+# A private-use character that no chat template adds, to find where the template puts the user's text.
+_PROBE = "\uf8ff"
+
+
+class MusicFlamingo(Family):
+    """Adapter to Music Flamingo and the models that share its `model_type`, such as Audio Flamingo Next."""
+
+    name: ClassVar[str] = "music_flamingo"
+    model_types: ClassVar[tuple[str, ...]] = ("musicflamingo",)
+    control_spellings: ClassVar[tuple[str, ...]] = ("<sound>", "<|sound_bos|>", "<|sound_eos|>")
+
+    def __init__(self, model: PreTrainedModel, processor: Any) -> None:
+        super().__init__(model, processor)
+        extractor = processor.feature_extractor
+        self.clock = Clock(
+            sample_rate=extractor.sampling_rate,
+            samples_per_frame=extractor.hop_length,
+            samples_per_token=FRAMES_PER_TOKEN * extractor.hop_length,
+            samples_per_window=extractor.chunk_length * extractor.sampling_rate,
+            token_sees=f"the whole {extractor.chunk_length} s window in the tower; in the language model also every "
+            "position before it",
+        )
+        self.max_s = float(processor.max_audio_len)
+        self.context = int(model.config.text_config.max_position_embeddings)
+        self._check_ids()
+        _assign_windows_rightly(model.model)
+
+    def _check_ids(self) -> None:
+        wanted, found = self.model.config.audio_token_id, self.processor.audio_token_id
+        if wanted != found:
+            raise SnapshotError(
+                f"config.json says audio_token_id {wanted}, the tokenizer gives {self.processor.audio_token!r} the id "
+                f"{found}; the folder mixes files of different models",
+                code="bad_weights",
+                source="audio_token_id",
+            )
+
+    @classmethod
+    def build(cls, config: dict, attention: str) -> PreTrainedModel:
+        """The library's model for a config.json; see `Family.build`."""
+        parsed = MusicFlamingoConfig.from_dict(config)
+        parsed._attn_implementation = attention
+        return MusicFlamingoForConditionalGeneration(parsed)
+
+    @classmethod
+    def load_processor(cls, folder: Path) -> Any:
+        """The library's processor, offline and without the folder's code."""
+        return MusicFlamingoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+    def n_tokens(self, n_samples: int) -> int:
+        """(frames + 1) // 4 a window, with ceil(samples / 160) frames: a tail of 1-320 samples has no token."""
+        windows, tail = divmod(n_samples, self.clock.samples_per_window)
+        frames = -(-tail // self.clock.samples_per_frame)
+        return windows * self.clock.tokens_per_window + (frames + 1) // FRAMES_PER_TOKEN
+
+    def shortest(self) -> int:
+        """Three frames make a token, and the third begins after two hops."""
+        return 2 * self.clock.samples_per_frame + 1
+
+    def place_markers(self, request: Request) -> str:
+        """One source: the marker and a newline before the prompt; several: one numbered line each."""
+        n = len(request.audios)
+        if n == 1:
+            return f"{MARKER}\n{request.prompt}"
+        return "".join(f"Audio {k + 1}: {MARKER}\n" for k in range(n)) + request.prompt
+
+    def encode_prompt(self, content: str, n_tokens: Sequence[int]) -> EncodedPrompt:
+        """Tokenize the rendered turns with one sound token a source, then repeat each as often as it has tokens."""
+        processor = self.processor
+        span = processor.audio_bos_token + processor.audio_token + processor.audio_eos_token
+        text, user_at, assistant_at = self._rendered(content.replace(MARKER, span))
+        encoded = self.tokenizer(text, return_offsets_mapping=True)
+        prompt = EncodedPrompt([], [], [], [])
+        source = -1
+        for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            if token == processor.audio_token_id:
+                source += 1
+                prompt.extend([token] * n_tokens[source], "audio", source)
+            elif token == processor.audio_bos_token_id:
+                prompt.extend([token], "marker", source + 1)
+            elif token == processor.audio_eos_token_id:
+                prompt.extend([token], "marker", source)
+            else:
+                role = "assistant" if start >= assistant_at else "user" if start >= user_at else "system"
+                prompt.extend([token], role)
+        return prompt
+
+    def _rendered(self, content: str) -> tuple[str, int, int]:
+        """The chat template around a user's turn, and the characters where the user's and assistant's turns begin."""
+        head, tail = self._template(_PROBE).split(_PROBE)
+        text = self._template(content)
+        if text != head + content + tail:
+            raise SnapshotError(
+                "the snapshot's chat template changes the user's text; a template must keep a string as it is",
+                code="bad_weights",
+                source="chat_template.jinja",
+            )
+        user_at = max(head.rfind(_TURN), 0)
+        assistant_at = len(head) + len(content) + max(tail.find(_TURN), 0)
+        return text, user_at, assistant_at
+
+    def _template(self, content: str) -> str:
+        return self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}],
+            chat_template=self.processor.chat_template,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+
+    def features(self, waveforms: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+        """input_features [W, 128, 3000] float32 and input_features_mask [W, 3000] of one request's windows.
+
+        Each source goes through the library's extractor by itself, so that no neighbour can change a value.
+        """
+        extractor, size = self.processor.feature_extractor, self.clock.samples_per_window
+        mels, masks = [], []
+        for samples in waveforms:
+            windows = [samples[start : start + size] for start in range(0, len(samples), size)]
+            out = extractor(
+                windows, sampling_rate=self.clock.sample_rate, return_attention_mask=True, return_tensors="pt"
+            )
+            mels.append(out["input_features"])
+            masks.append(out["attention_mask"])
+        if not mels:
+            return {}
+        return {"input_features": torch.cat(mels), "input_features_mask": torch.cat(masks)}
+
+    def collate(self, features: Sequence[dict[str, torch.Tensor]], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The windows of all requests, one after the other; nothing where no request has audio."""
+        some = [f for f in features if f]
+        return {name: torch.cat([f[name] for f in some]) for name in some[0]} if some else {}
+
+    def embed_audio(self, batch: PreparedBatch) -> list[AudioEmbedding]:
+        """Tower, RoTE and projector in one library call; the padding rows of its raw output are dropped."""
+        if not batch.slots:
+            return []
+        inputs = batch.inputs
+        out = self.model.get_audio_features(
+            inputs["input_features"], inputs["input_features_mask"], input_ids=inputs["input_ids"], return_dict=True
+        )
+        counts = [len(slot.token_positions) for slot in batch.slots]
+        raw = out.last_hidden_state[_valid(self.model, inputs["input_features_mask"], out.last_hidden_state)]
+        return [
+            AudioEmbedding(slot.sample_index, slot.audio_index, raw_k, projected_k, (), (), timeline.token_intervals())
+            for slot, timeline, raw_k, projected_k in zip(
+                batch.slots, batch.timeline, raw.split(counts), out.pooler_output.split(counts), strict=True
+            )
+        ]
+
+    def blocks(self) -> Sequence[torch.nn.Module]:
+        """The Qwen2 decoder layers."""
+        return list(self.model.model.language_model.layers)
+
+    def head(self) -> torch.nn.Module:
+        """The output projection."""
+        return self.model.lm_head
+
+    def audio_dtype(self) -> torch.dtype:
+        """The tower's own dtype; it refuses any other."""
+        return self.model.model.audio_tower.conv1.weight.dtype
+
+
+def _valid(model: PreTrainedModel, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+    """[W, 750] bool: which rows of the tower's output are tokens."""
+    lengths = _token_lengths(mask.sum(-1))
+    return torch.arange(raw.shape[1], device=raw.device)[None, :] < lengths[:, None].to(raw.device)
+
+
+def _token_lengths(frames: torch.Tensor) -> torch.Tensor:
+    """Tokens of a window by its frames: (frames + 1) // 4."""
+    return (frames.to(torch.long) + 1) // FRAMES_PER_TOKEN
+
+
+def _assign_windows_rightly(inner: torch.nn.Module) -> None:
+    """Make this one model give each encoder window to the source it belongs to, also windows without a token.
+
+    The library finds a window's source by where its tokens would begin. A window without tokens begins where the
+    next source does, so the library counts it there, and every window of that source is rotated by 30 s too much
+    (or, at the very end of a batch, an index is out of bounds). Such a window is always the tail of the source before.
+    """
+    inner._build_audio_timestamps = types.MethodType(_audio_timestamps, inner)
+
+
+def _audio_timestamps(
+    self: Any, input_ids: torch.Tensor, post_lengths: torch.Tensor, max_post_length: int
+) -> torch.Tensor:
+    """[W, max_post_length] float32 seconds within the source of every row of the tower's output.
+
+    `input_ids` [B, L]; `post_lengths` [W] tokens a window. Raises ValueError where tokens and windows do not match.
+    """
+    device = post_lengths.device
+    is_audio = torch.nn.functional.pad((input_ids == self.config.audio_token_id).to(torch.int8), (1, 1))
+    edges = torch.diff(is_audio, dim=1)
+    lengths = torch.nonzero(edges == -1)[:, 1] - torch.nonzero(edges == 1)[:, 1]  # [A] tokens of each source
+    source_ends = torch.cumsum(lengths.to(device), dim=0)
+    if int(source_ends[-1] if len(lengths) else 0) != int(post_lengths.sum()):
+        raise ValueError(
+            f"the prompt holds {int(lengths.sum())} audio tokens and the windows make {int(post_lengths.sum())}; pass "
+            "input_ids and features of one batch, as Session.prepare gives them"
+        )
+    last_token = torch.cumsum(post_lengths, dim=0) - 1  # of a window, or of the one before where it has none
+    source = torch.searchsorted(source_ends, last_token, right=True)  # [W]
+    first_window = torch.searchsorted(source, torch.arange(len(lengths), device=device))  # [A]
+    index = torch.arange(len(post_lengths), device=device) - first_window[source]
+    step_s = self.config.audio_frame_step * FRAMES_PER_TOKEN
+    offsets = torch.arange(max_post_length, device=device, dtype=torch.float32) * step_s
+    return index.unsqueeze(1) * max_post_length * step_s + offsets

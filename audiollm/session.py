@@ -1,0 +1,279 @@
+"""A loaded model and what can be asked of it: prepare -> forward / extract / generate.
+
+Letters: B requests, L padded prompt width, U_i audio tokens of one source, D language width, V vocabulary, n decoder
+blocks. Words for layers: layer 0 is the decoder's input with the audio already in it, layer k what block k-1 hands on
+to block k, layer n is after the final norm; negative numbers count from the end.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from packaging.specifiers import SpecifierSet
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .batch import AudioEmbedding, PreparedBatch
+from .errors import ArgumentError, SnapshotError
+from .families import Family, for_model_type, known_model_types
+from .generation import budget, profile_of
+from .hooks import reading
+from .request import Request
+from .snapshot import Snapshot
+
+TRANSFORMERS = SpecifierSet(">=5.16,<5.25")
+ATTENTION = ("sdpa", "eager", "flash_attention_2")
+DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
+
+
+def load_model(
+    local_snapshot: str | Path,
+    device: str | torch.device = "cuda:0",
+    dtype: torch.dtype = torch.bfloat16,
+    attention: str = "sdpa",
+) -> Session:
+    """Load a local model folder.
+
+    Parameters: `local_snapshot`, a folder with config.json, safetensors weights and tokenizer files, recognised by its
+    `model_type`; `device`, one torch device; `dtype` of the weights; `attention`, "sdpa", "eager" or
+    "flash_attention_2". Nothing is downloaded, no code from the folder runs, nothing is unpickled.
+
+    Raises: SnapshotError naming the file for anything that would not load exactly (see `Snapshot.check`);
+    ArgumentError `bad_device`, `bad_argument` or `bad_version`. All before a weight is read, but for values that are
+    not finite.
+    """
+    _check_versions()
+    place = _checked_device(device)
+    _check_dtype(dtype)
+    _check_attention(attention, place, dtype)
+    snapshot = Snapshot.open(local_snapshot)
+    family = for_model_type(snapshot.model_type)
+    if family is None:
+        raise SnapshotError(
+            f"{snapshot.folder} holds a model of type {snapshot.model_type!r}; known types are "
+            f"{', '.join(known_model_types())}",
+            code="unsupported",
+            source=snapshot.folder / "config.json",
+        )
+    model = _empty_model(family, snapshot, attention)
+    processor = _processor(family, snapshot)
+    snapshot.fill(model, place, dtype)
+    model.eval()
+    return Session(model, processor, family(model, processor))
+
+
+class Session:
+    """A model, its processor and the family they belong to. Made by `load_model`.
+
+    `model` is the library's torch module, for advanced calls and hooks of your own; `processor` gives its tokenizer and
+    feature extractor; `family` is "music_flamingo". A Session keeps no state between calls.
+    """
+
+    def __init__(self, model: torch.nn.Module, processor: Any, adapter: Family) -> None:
+        self.model = model
+        self.processor = processor
+        self._adapter = adapter
+
+    @property
+    def family(self) -> str:
+        """The family's name."""
+        return self._adapter.name
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return next(self.model.parameters()).dtype
+
+    @property
+    def n_layers(self) -> int:
+        """n, the number of decoder blocks; layers are 0..n."""
+        return self._adapter.model_shape().n_blocks
+
+    @property
+    def context(self) -> int:
+        """Tokens that a prompt and its answer share."""
+        return self._adapter.context
+
+    def prepare(self, requests: Sequence[Request]) -> PreparedBatch:
+        """Decode, tokenize and pad requests, 0 to 5 sources each in any mixture, in order.
+
+        A request's result does not depend on its neighbours. Decoding, mel and tokenizing run on the CPU; the result's
+        `inputs` lie on the model's device.
+
+        Raises: ArgumentError for something other than a list of Requests; AudioError with code `not_found`,
+        `not_a_file`, `unsupported`, `corrupt`, `empty`, `non_finite`, `too_short` or `bad_rate`; RequestError with code
+        `control_token` or `too_long`. Warns where a source is cut to the model's longest audio.
+        """
+        return self._adapter.prepare(requests, self.device)
+
+    def extract_audio_embeddings(self, batch: PreparedBatch, grad: bool = False) -> list[AudioEmbedding]:
+        """What the audio tower and projector make of each source; the language model does not run.
+
+        Returns one AudioEmbedding a source, in request then source order: `raw` [U_i, audio width] (for Music Flamingo
+        before rotary time), `projected` [U_i, D], no padding, pooling or normalisation, on the model's device and in
+        its dtype. With `grad=True` the graph is kept whole from `batch.inputs` on.
+        """
+        with self._grad(grad):
+            return self._adapter.embed_audio(batch)
+
+    def extract_contextual_embeddings(
+        self, batch: PreparedBatch, layers: Sequence[int] = (-1,), grad: bool = False
+    ) -> list[dict[int, torch.Tensor]]:
+        """Language-model states at the audio positions, from one complete causal prefill without cache.
+
+        Returns for each source, in request then source order, a dict keyed by the layer numbers as asked: [U_i, D] on
+        the model's device. Only these rows are kept (`batch.nbytes(layers)` tells how much). Each value is what the
+        next block receives, so it never depends on what was called or hooked before. Blocks above the deepest asked
+        layer and the head are not run: hooks of yours up there do not fire.
+
+        Raises: ArgumentError naming the range for a layer outside 0..n or -(n+1)..-1.
+        """
+        numbers = {layer: batch.model_shape.layer(layer) for layer in self._checked_layers(layers)}
+        found: list[dict[int, torch.Tensor]] = [{} for _ in batch.slots]
+
+        def keep(layer: int, states: torch.Tensor) -> None:
+            for slot, mine in zip(batch.slots, found, strict=True):
+                mine[layer] = states[slot.sample_index, slot.token_positions.to(states.device)]
+
+        if batch.slots and numbers:
+            deepest = max(numbers.values())
+            with self._grad(grad), self._reading(numbers.values(), keep, halt_after=deepest):
+                self._prefill(batch, logits_to_keep=0)
+        return [{asked: mine[layer] for asked, layer in numbers.items()} for mine in found]
+
+    def forward(
+        self, batch: PreparedBatch, output_hidden_states: bool = False, grad: bool = False
+    ) -> CausalLMOutputWithPast:
+        """One prefill without cache, to the logits of the last position.
+
+        Returns the library's ModelOutput with `logits` [B, 1, V] and, if asked, `hidden_states`, n + 1 tensors
+        [B, L, D] read as in `extract_contextual_embeddings`; rows of padding hold values without meaning. For the
+        logits of every position call `session.model(**batch.inputs)`.
+        """
+        if not output_hidden_states:
+            with self._grad(grad):
+                return CausalLMOutputWithPast(logits=self._prefill(batch, logits_to_keep=1).logits)
+        states: dict[int, torch.Tensor] = {}
+        every = range(self.n_layers + 1)
+        with self._grad(grad), self._reading(every, states.__setitem__, head_rows=slice(-1, None)):
+            out = self._prefill(batch, logits_to_keep=0)
+        return CausalLMOutputWithPast(logits=out.logits, hidden_states=tuple(states[k] for k in every))
+
+    def generate(
+        self, requests: Sequence[Request], profile: str = "paper_reference", max_new_tokens: int | None = None
+    ) -> list[str]:
+        """Answers to requests, in order.
+
+        `profile` "paper_reference" is greedy with repetition penalty 1 and 16,384 new tokens; `max_new_tokens` overrides
+        the number. What is left of the context beside the widest padded prompt bounds it, with a warning.
+
+        Raises: as `prepare`; ArgumentError for an unknown profile or a budget that is not positive; RequestError
+        `too_long` where the context has no room for an answer.
+        """
+        chosen = profile_of(profile)
+        batch = self.prepare(requests)
+        tokens = budget(chosen, max_new_tokens, batch.width, self.context)
+        config = chosen.config(tokens, self._adapter.end_id, self._adapter.pad_id)
+        with torch.no_grad():
+            ids = self.model.generate(**batch.inputs, generation_config=config)
+        return self.processor.tokenizer.batch_decode(ids[:, batch.width :], skip_special_tokens=True)
+
+    def _prefill(self, batch: PreparedBatch, logits_to_keep: int) -> CausalLMOutputWithPast:
+        """The model on a whole batch, positions counted from each row's first real token as generation does."""
+        mask = batch.inputs["attention_mask"]
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return self.model(**batch.inputs, position_ids=positions, use_cache=False, logits_to_keep=logits_to_keep)
+
+    def _reading(self, layers, keep, **how):  # type: ignore[no-untyped-def]
+        return reading(self._adapter.blocks(), self._adapter.head(), list(layers), keep, **how)
+
+    def _grad(self, grad: bool):  # type: ignore[no-untyped-def]
+        # no_grad, not inference_mode: what is extracted may be trained on, which inference tensors refuse.
+        return nullcontext() if grad else torch.no_grad()
+
+    def _checked_layers(self, layers: Sequence[int]) -> Sequence[int]:
+        if isinstance(layers, (int, str)) or not hasattr(layers, "__iter__"):
+            raise ArgumentError(f"layers is {layers!r}; pass a sequence, such as (0, 8, -1)", code="bad_argument", source="layers")
+        return list(layers)
+
+    def __repr__(self) -> str:
+        shape = self._adapter.model_shape()
+        return f"Session({self.family}, {shape.n_blocks} blocks of width {shape.width}, {self.device}, {self.dtype})"
+
+
+def _check_versions() -> None:
+    found = importlib.metadata.version("transformers")
+    if not TRANSFORMERS.contains(found, prereleases=True):
+        raise ArgumentError(
+            f"transformers {found} is installed and {TRANSFORMERS} is supported; run: pip install 'transformers{TRANSFORMERS}'",
+            code="bad_version",
+            source="transformers",
+        )
+
+
+def _checked_device(device: object) -> torch.device:
+    cure = 'pass one torch device, such as "cuda:0", or device="cpu", dtype=torch.float32'
+    if isinstance(device, dict) or device in ("auto", "meta") or not isinstance(device, (str, torch.device)):
+        raise ArgumentError(f"device={device!r} is not supported: {cure}", code="bad_device", source="device")
+    try:
+        place = torch.device(device)
+        if place.type == "meta":
+            raise RuntimeError("meta holds no values")
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArgumentError(f"device {device!r} cannot be used here ({reason}): {cure}", code="bad_device", source="device") from None
+    return place
+
+
+def _check_dtype(dtype: object) -> None:
+    if dtype not in DTYPES:
+        raise ArgumentError(
+            f"dtype={dtype!r}; pass one of {', '.join(map(str, DTYPES))}", code="bad_argument", source="dtype"
+        )
+
+
+def _check_attention(attention: object, device: torch.device, dtype: torch.dtype) -> None:
+    if attention not in ATTENTION:
+        raise ArgumentError(
+            f"attention={attention!r}; pass one of {', '.join(map(repr, ATTENTION))}", code="bad_argument", source="attention"
+        )
+    if attention == "flash_attention_2":
+        half = dtype in (torch.bfloat16, torch.float16)
+        if device.type != "cuda" or not half or importlib.util.find_spec("flash_attn") is None:
+            raise ArgumentError(
+                'attention="flash_attention_2" needs a CUDA device, bfloat16 or float16, and the package flash_attn; use '
+                'attention="sdpa"',
+                code="bad_argument",
+                source="attention",
+            )
+
+
+def _empty_model(family: type[Family], snapshot: Snapshot, attention: str) -> Any:
+    try:
+        with torch.device("meta"):
+            return family.build(snapshot.config, attention)
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+        path = snapshot.folder / "config.json"
+        raise SnapshotError(f"{path} does not describe a model: {error}", code="bad_weights", source=path) from error
+
+
+def _processor(family: type[Family], snapshot: Snapshot) -> Any:
+    try:
+        return family.load_processor(snapshot.folder)
+    except (OSError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise SnapshotError(
+            f"the tokenizer or processor files of {snapshot.folder} cannot be read: {error}",
+            code="bad_weights",
+            source=snapshot.folder,
+        ) from error
