@@ -5,7 +5,10 @@ Nothing is inherited from a snapshot's generation_config.json: every setting tha
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from transformers import GenerationConfig
@@ -73,3 +76,22 @@ def budget(profile: Profile, max_new_tokens: int | None, width: int, context: in
             f"only {left:,} of {asked:,} new tokens fit: the prompt takes {width:,} of the context's {context:,}", stacklevel=4
         )
     return min(asked, left)
+
+
+@contextmanager
+def without_false_reminder() -> Iterator[None]:
+    """Keep the library from saying that a prompt is past "the model's predefined maximum length (1200.0)".
+
+    It reads Music Flamingo's top-level `max_position_embeddings`, which is the period of its rotary time in seconds and
+    no length in tokens; `budget` has already held the call to the real context.
+    """
+    logger = logging.getLogger("transformers.generation.stopping_criteria")
+    logger.addFilter(_is_no_reminder)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_reminder)
+
+
+def _is_no_reminder(record: logging.LogRecord) -> bool:
+    return "friendly reminder" not in record.getMessage()

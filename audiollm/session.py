@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from packaging.specifiers import SpecifierSet
+from transformers import GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .batch import AudioEmbedding, PreparedBatch
 from .errors import ArgumentError, SnapshotError
 from .families import Family, for_model_type, known_model_types
-from .generation import budget, profile_of
+from .generation import budget, profile_of, without_false_reminder
 from .hooks import reading
 from .request import Request
 from .snapshot import Snapshot
@@ -64,6 +65,10 @@ def load_model(
     processor = _processor(family, snapshot)
     snapshot.fill(model, place, dtype)
     model.eval()
+    for config in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
+        config.dtype = dtype
+    # Left alone, the library would fill settings that a call does not name from the snapshot's configuration.
+    model.generation_config = GenerationConfig()
     return Session(model, processor, family(model, processor))
 
 
@@ -184,7 +189,7 @@ class Session:
         batch = self.prepare(requests)
         tokens = budget(chosen, max_new_tokens, batch.width, self.context)
         config = chosen.config(tokens, self._adapter.end_id, self._adapter.pad_id)
-        with torch.no_grad():
+        with torch.no_grad(), without_false_reminder():
             ids = self.model.generate(**batch.inputs, generation_config=config)
         return self.processor.tokenizer.batch_decode(ids[:, batch.width :], skip_special_tokens=True)
 
