@@ -78,7 +78,9 @@ def read_header(audio: str | Path | Waveform, name: str | None = None) -> Header
         return Header(name or path.name, path, file.frames, rate, file.channels)
 
 
-def decode(audio: str | Path | Waveform, sample_rate: int, max_s: float | None = None, name: str | None = None) -> Decoded:
+def decode(
+    audio: str | Path | Waveform, sample_rate: int, max_s: float | None = None, name: str | None = None
+) -> Decoded:
     """Decode one source to mono float32 at `sample_rate` Hz, cut to `max_s` seconds with a warning.
 
     Only the part before the cap is resampled, so a long file costs no more than its cap in memory. File blocks are

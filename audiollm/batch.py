@@ -173,7 +173,9 @@ class PreparedBatch:
         return len(self.requests)
 
     def __repr__(self) -> str:
-        lines = [f"PreparedBatch({len(self.requests)} request(s), {len(self.slots)} source(s), prompt width {self.width})"]
+        lines = [
+            f"PreparedBatch({len(self.requests)} request(s), {len(self.slots)} source(s), prompt width {self.width})"
+        ]
         for b, prompt in enumerate(self.prompts):
             lines.append(f"  request {b}: {len(prompt)} tokens, {self.width - len(prompt)} padding")
             lines += [f"    {self._slot_line(i)}" for i, slot in enumerate(self.slots) if slot.sample_index == b]

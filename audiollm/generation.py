@@ -73,7 +73,8 @@ def budget(profile: Profile, max_new_tokens: int | None, width: int, context: in
         )
     if left < asked:
         warnings.warn(
-            f"only {left:,} of {asked:,} new tokens fit: the prompt takes {width:,} of the context's {context:,}", stacklevel=4
+            f"only {left:,} of {asked:,} new tokens fit: the prompt takes {width:,} of the context's {context:,}",
+            stacklevel=4,
         )
     return min(asked, left)
 

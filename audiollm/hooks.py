@@ -8,7 +8,7 @@ from the first call on, and an edit that is registered after them does not show,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -51,10 +51,8 @@ def reading(
     try:
         for layer in sorted(set(layers)):
             handles.append(places[layer].register_forward_pre_hook(hook(layer), with_kwargs=True))
-        try:
+        with suppress(Halt):
             yield
-        except Halt:
-            pass
     finally:
         for handle in handles:
             handle.remove()

@@ -87,7 +87,9 @@ def check_rate(rate: object, source: str) -> int:
     whole = isinstance(rate, (int, float, np.integer, np.floating)) and not isinstance(rate, (bool, np.bool_))
     if not whole or not math.isfinite(rate) or int(rate) != rate:  # type: ignore[call-overload, arg-type]
         raise AudioError(
-            f"{source} is {rate!r}; a sample rate is a whole number of Hz, such as 44100", code="bad_rate", source=source
+            f"{source} is {rate!r}; a sample rate is a whole number of Hz, such as 44100",
+            code="bad_rate",
+            source=source,
         )
     if not MIN_RATE <= int(rate) <= MAX_RATE:  # type: ignore[call-overload]
         raise AudioError(
@@ -154,7 +156,9 @@ def _as_numpy(samples: object, where: str) -> np.ndarray:
 def _checked_prompt(prompt: object) -> str:
     if not isinstance(prompt, str):
         raise RequestError(
-            f"the prompt is a {type(prompt).__name__}; it must be one str, the user's turn", code="bad_prompt", source="prompt"
+            f"the prompt is a {type(prompt).__name__}; it must be one str, the user's turn",
+            code="bad_prompt",
+            source="prompt",
         )
     for offset, char in enumerate(prompt):
         if "\ud800" <= char <= "\udfff":
@@ -214,4 +218,6 @@ def _check_fit(prompt: str, n_sources: int) -> None:
             source="prompt",
         )
     if not prompt.strip() and not n_sources:
-        raise RequestError("the prompt is empty and there is no source; ask something", code="bad_prompt", source="prompt")
+        raise RequestError(
+            "the prompt is empty and there is no source; ask something", code="bad_prompt", source="prompt"
+        )

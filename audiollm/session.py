@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from packaging.specifiers import SpecifierSet
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .batch import AudioEmbedding, PreparedBatch
@@ -79,7 +79,7 @@ class Session:
     feature extractor; `family` is "music_flamingo". A Session keeps no state between calls.
     """
 
-    def __init__(self, model: torch.nn.Module, processor: Any, adapter: Family) -> None:
+    def __init__(self, model: PreTrainedModel, processor: Any, adapter: Family) -> None:
         self.model = model
         self.processor = processor
         self._adapter = adapter
@@ -208,7 +208,9 @@ class Session:
 
     def _checked_layers(self, layers: Sequence[int]) -> Sequence[int]:
         if isinstance(layers, (int, str)) or not hasattr(layers, "__iter__"):
-            raise ArgumentError(f"layers is {layers!r}; pass a sequence, such as (0, 8, -1)", code="bad_argument", source="layers")
+            raise ArgumentError(
+                f"layers is {layers!r}; pass a sequence, such as (0, 8, -1)", code="bad_argument", source="layers"
+            )
         return list(layers)
 
     def __repr__(self) -> str:
@@ -237,7 +239,9 @@ def _checked_device(device: object) -> torch.device:
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise ArgumentError(f"device {device!r} cannot be used here ({reason}): {cure}", code="bad_device", source="device") from None
+        raise ArgumentError(
+            f"device {device!r} cannot be used here ({reason}): {cure}", code="bad_device", source="device"
+        ) from None
     return place
 
 
@@ -251,7 +255,9 @@ def _check_dtype(dtype: object) -> None:
 def _check_attention(attention: object, device: torch.device, dtype: torch.dtype) -> None:
     if attention not in ATTENTION:
         raise ArgumentError(
-            f"attention={attention!r}; pass one of {', '.join(map(repr, ATTENTION))}", code="bad_argument", source="attention"
+            f"attention={attention!r}; pass one of {', '.join(map(repr, ATTENTION))}",
+            code="bad_argument",
+            source="attention",
         )
     if attention == "flash_attention_2":
         half = dtype in (torch.bfloat16, torch.float16)

@@ -109,7 +109,13 @@ class Snapshot:
             raise self._bad("has no weight_map of names to files", path)
         for name in set(mapped.values()):
             posix, windows = PurePosixPath(name), PureWindowsPath(name)
-            if posix.is_absolute() or windows.drive or windows.root or ".." in (*posix.parts, *windows.parts) or not name:
+            if (
+                posix.is_absolute()
+                or windows.drive
+                or windows.root
+                or ".." in (*posix.parts, *windows.parts)
+                or not name
+            ):
                 raise self._bad(f"names the file {name!r}, outside the folder", path)
         return mapped
 
@@ -128,7 +134,9 @@ class Snapshot:
         for name, place in self.entries().items():
             target = rename(name)
             if target in renamed:
-                raise self._bad(f"holds both {name!r} and {renamed[target][1].name!r}, one tensor of the model", place[0])
+                raise self._bad(
+                    f"holds both {name!r} and {renamed[target][1].name!r}, one tensor of the model", place[0]
+                )
             renamed[target] = place
         self._refuse("lacks", [n for n in wanted if n not in renamed], "of the model's tensors", self.folder)
         self._refuse(
@@ -206,7 +214,7 @@ def rebuild_buffers(model: torch.nn.Module, device: torch.device) -> None:
             with torch.device("cpu"):
                 fresh = type(module)(module.config)
             for name in names:
-                module._buffers[name] = fresh._buffers[name].to(device=device, dtype=torch.float32)
+                module._buffers[name] = getattr(fresh, name).to(device=device, dtype=torch.float32)
 
 
 def _renamer(model: PreTrainedModel, wanted: dict) -> Callable[[str], str]:

@@ -111,8 +111,8 @@ class SourceTimeline:
     def token_intervals(self) -> np.ndarray:
         """[U_i, 2] float64: start and end of every token in seconds."""
         edges = np.arange(self.n_tokens + 1, dtype=np.int64) * self.clock.samples_per_token
-        edges = np.minimum(edges, self.n_samples) / self.clock.sample_rate
-        return np.stack([edges[:-1], edges[1:]], axis=1)
+        seconds = np.minimum(edges, self.n_samples) / self.clock.sample_rate
+        return np.stack([seconds[:-1], seconds[1:]], axis=1)
 
     def token_to_time(self, token: int) -> tuple[float, float]:
         """(start_s, end_s) of a token. Raises ArgumentError outside [0, U_i)."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import torch
 
@@ -58,7 +59,9 @@ def read_entries(path: Path) -> dict[str, Entry]:
             raise _bad(path, f"is {size} bytes, too short for a safetensors file")
         (length,) = struct.unpack("<Q", head)
         if length > min(size - 8, _MAX_HEADER):
-            raise _bad(path, f"announces a header of {length:,} bytes in a file of {size:,}; it is cut or not safetensors")
+            raise _bad(
+                path, f"announces a header of {length:,} bytes in a file of {size:,}; it is cut or not safetensors"
+            )
         file.seek(8)
         text = file.read(length)
     return _parsed(text, size - 8 - length, path)
@@ -90,17 +93,19 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
-def _entry(name: str, fields: object, path: Path) -> tuple[Entry, int, int]:
-    fields = fields if isinstance(fields, dict) else {}
-    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
-    counts = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
-    places = isinstance(offsets, list) and len(offsets) == 2 and all(type(n) is int and n >= 0 for n in offsets)
-    if dtype not in _ITEM_BYTES or not counts or not places:
+def _entry(name: str, fields: Any, path: Path) -> tuple[Entry, int, int]:
+    known: dict[str, Any] = fields if isinstance(fields, dict) else {}
+    dtype, shape, offsets = (known.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if dtype not in _ITEM_BYTES or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
         raise _bad(path, f"describes tensor {name!r} in a way that is not safetensors: {str(fields)[:120]}")
     begin, end = offsets
     if math.prod(shape) * _ITEM_BYTES[dtype] != end - begin:
         raise _bad(path, f"gives tensor {name!r} {end - begin:,} bytes, but {dtype} {shape} needs another number")
     return Entry(name, dtype, tuple(shape)), begin, end
+
+
+def _are_counts(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
 def _check_spans(spans: list[tuple[int, int, str]], data_bytes: int, path: Path) -> None:

@@ -110,7 +110,9 @@ def music_flamingo(folder: Path) -> None:
     write_tokenizer(tokenizer, folder, SPECIAL + sound, {"processor_class": "MusicFlamingoProcessor"})
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     write_json(folder / "processor_config.json", music_flamingo_processor())
-    write_json(folder / "generation_config.json", {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]})
+    write_json(
+        folder / "generation_config.json", {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
+    )
     config = music_flamingo_config(ids, tokenizer.get_vocab_size())
     write_json(folder / "config.json", config)
     model = MusicFlamingoForConditionalGeneration(MusicFlamingoConfig.from_dict(config))

@@ -30,7 +30,9 @@ class LayerNorms:
 
     def __repr__(self) -> str:
         means = ", ".join(f"{k}: {row.mean():.3g}" for k, row in zip(self.layers, self.values, strict=True))
-        return f"LayerNorms(request {self.sample_index}, audio {self.audio_index}, {self.name!r}; mean by layer {means})"
+        return (
+            f"LayerNorms(request {self.sample_index}, audio {self.audio_index}, {self.name!r}; mean by layer {means})"
+        )
 
 
 def layer_norms(session: Session, batch: PreparedBatch, layers: Sequence[int] | None = None) -> tuple[LayerNorms, ...]:

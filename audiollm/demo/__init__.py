@@ -25,7 +25,9 @@ CLIPS = ("mix", "drums", "bass", "keys", "long_mix")
 def snapshot(name: str = "music_flamingo") -> Path:
     """The folder of an embedded snapshot. Raises: ArgumentError naming those there are."""
     if name not in SNAPSHOTS:
-        raise ArgumentError(f"{name!r} is not one of {', '.join(map(repr, SNAPSHOTS))}", code="bad_argument", source="name")
+        raise ArgumentError(
+            f"{name!r} is not one of {', '.join(map(repr, SNAPSHOTS))}", code="bad_argument", source="name"
+        )
     return _folder() / name
 
 

@@ -36,7 +36,9 @@ def write(path: Path, title: str, batch: PreparedBatch, norms: Sequence[LayerNor
             f"{slot.name} over {slot.used_s:.2f} seconds: waveform, {len(slot.windows)} encoder windows, "
             f"{timeline.n_tokens} audio tokens, and the norm of the states at layers {mine.layers[0]} to {mine.layers[-1]}"
         )
-        parts.append(f'<h2>{html.escape(slot.name)}</h2><img alt="{html.escape(alt)}" src="{_png(overview(slot, timeline, mine))}">')
+        parts.append(
+            f'<h2>{html.escape(slot.name)}</h2><img alt="{html.escape(alt)}" src="{_png(overview(slot, timeline, mine))}">'
+        )
     for request, text in zip(batch.requests, texts, strict=True):
         parts.append(f"<h2>Answer</h2><p>{html.escape(request.prompt)}</p><pre>{html.escape(text)}</pre>")
     page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'

@@ -76,7 +76,9 @@ class Family(ABC):
         """One request's mel and its masks or lengths, on the CPU in float32."""
 
     @abstractmethod
-    def collate(self, features: Sequence[dict[str, torch.Tensor]], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def collate(
+        self, features: Sequence[dict[str, torch.Tensor]], inputs: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         """The features of all requests as one batch, to be added to `inputs` (input_ids, attention_mask)."""
 
     @abstractmethod

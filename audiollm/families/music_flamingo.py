@@ -14,7 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import MusicFlamingoConfig, MusicFlamingoForConditionalGeneration, MusicFlamingoProcessor, PreTrainedModel
+from transformers import (
+    MusicFlamingoConfig,
+    MusicFlamingoForConditionalGeneration,
+    MusicFlamingoProcessor,
+    PreTrainedModel,
+)
 
 from ..batch import AudioEmbedding, EncodedPrompt, PreparedBatch
 from ..errors import SnapshotError
@@ -152,7 +157,9 @@ class MusicFlamingo(Family):
             return {}
         return {"input_features": torch.cat(mels), "input_features_mask": torch.cat(masks)}
 
-    def collate(self, features: Sequence[dict[str, torch.Tensor]], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def collate(
+        self, features: Sequence[dict[str, torch.Tensor]], inputs: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         """The windows of all requests, one after the other; nothing where no request has audio."""
         some = [f for f in features if f]
         return {name: torch.cat([f[name] for f in some]) for name in some[0]} if some else {}
@@ -198,7 +205,7 @@ def _token_lengths(frames: torch.Tensor) -> torch.Tensor:
     return (frames.to(torch.long) + 1) // FRAMES_PER_TOKEN
 
 
-def _assign_windows_rightly(inner: torch.nn.Module) -> None:
+def _assign_windows_rightly(inner: Any) -> None:
     """Make this one model give each encoder window to the source it belongs to, also windows without a token.
 
     The library finds a window's source by where its tokens would begin. A window without tokens begins where the

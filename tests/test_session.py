@@ -1,0 +1,351 @@
+"""A Session's promises: a batch equals its single requests, order changes nothing, what is read is what is computed."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from audiollm import ArgumentError, Request, Waveform, load_model
+from audiollm.hooks import reading
+
+
+def noise(n_samples: int, seed: int) -> Waveform:
+    return Waveform(np.random.default_rng(seed).normal(0, 0.1, n_samples).astype(np.float32), 16_000)
+
+
+REQUESTS = (
+    Request("Name the key.", [noise(24_000, 0)]),
+    Request("Text alone, and rather long so that the others are padded on the left."),
+    Request("A <audio> B <audio>", [noise(480_320, 1), noise(9_000, 2)]),
+    Request("", [noise(480_001, 3)]),
+    Request("Five.", [noise(700 + 900 * k, 4 + k) for k in range(5)]),
+)
+LAYERS = (0, 2, -1)
+
+
+@pytest.fixture(scope="module")
+def session(session_mf):
+    return session_mf
+
+
+@pytest.fixture(scope="module")
+def together(session):
+    return session.prepare(REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def singles(session):
+    return [session.prepare([request]) for request in REQUESTS]
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 2e-5) -> bool:
+    return a.shape == b.shape and bool((a - b).abs().max() <= tolerance)
+
+
+# A request's result does not depend on its neighbours.
+
+
+def test_prepare_in_a_batch_equals_alone(together, singles):
+    for b, alone in enumerate(singles):
+        left = together.width - alone.width
+        row = together.inputs["input_ids"][b]
+        assert torch.equal(row[left:], alone.inputs["input_ids"][0])
+        assert not together.inputs["attention_mask"][b, :left].any()
+    mel = torch.cat([alone.inputs["input_features"] for alone in singles if "input_features" in alone.inputs])
+    assert torch.equal(together.inputs["input_features"], mel)
+
+
+def test_slots_and_timeline_in_a_batch_equal_alone(together, singles):
+    slots = iter(zip(together.slots, together.timeline, strict=True))
+    for b, alone in enumerate(singles):
+        for slot, timeline in zip(alone.slots, alone.timeline, strict=True):
+            mine, clock = next(slots)
+            assert (mine.sample_index, mine.audio_index) == (b, slot.audio_index)
+            assert torch.equal(mine.token_positions - (together.width - alone.width), slot.token_positions)
+            assert torch.equal(mine.waveform, slot.waveform)
+            assert np.array_equal(clock.token_intervals(), timeline.token_intervals())
+    assert next(slots, None) is None
+
+
+def test_audio_embeddings_in_a_batch_equal_alone(session, together, singles):
+    found = session.extract_audio_embeddings(together)
+    alone = itertools.chain.from_iterable(session.extract_audio_embeddings(batch) for batch in singles)
+    for mine, want in zip(found, alone, strict=True):
+        assert close(mine.raw, want.raw) and close(mine.projected, want.projected)
+
+
+def test_contextual_embeddings_in_a_batch_equal_alone(session, together, singles):
+    found = session.extract_contextual_embeddings(together, LAYERS)
+    alone = itertools.chain.from_iterable(session.extract_contextual_embeddings(batch, LAYERS) for batch in singles)
+    for mine, want in zip(found, alone, strict=True):
+        assert all(close(mine[k], want[k], 5e-5) for k in LAYERS)
+
+
+def test_logits_in_a_batch_equal_alone(session, together, singles):
+    found = session.forward(together).logits
+    for b, batch in enumerate(singles):
+        assert close(found[b], session.forward(batch).logits[0], 5e-5)
+
+
+def test_direct_logits_in_a_batch_equal_alone(session, together, singles):
+    with torch.no_grad():
+        found = session.model(**together.inputs).logits
+        for b, batch in enumerate(singles):
+            assert close(found[b, -batch.width :], session.model(**batch.inputs).logits[0], 1e-4)
+
+
+def test_greedy_text_in_a_batch_equals_alone(session):
+    requests = REQUESTS[:4]
+    found = session.generate(requests, max_new_tokens=8)
+    assert found == [session.generate([request], max_new_tokens=8)[0] for request in requests]
+
+
+def test_order_of_requests_changes_nothing_but_order(session, together):
+    order = (3, 0, 4, 2, 1)
+    batch = session.prepare([REQUESTS[b] for b in order])
+    logits, mixed = session.forward(together).logits, session.forward(batch).logits
+    assert all(close(mixed[i], logits[b], 5e-5) for i, b in enumerate(order))
+
+
+# Values do not depend on what was called before, or hooked before.
+
+
+def test_order_of_calls_changes_nothing(tiny_mf, session, together):
+    fresh = load_model(tiny_mf, "cpu", torch.float32)
+    want = fresh.extract_contextual_embeddings(together, LAYERS)
+    fresh.model(**together.inputs, output_hidden_states=True)
+    fresh.generate(REQUESTS[:2], max_new_tokens=2)
+    fresh.forward(together, output_hidden_states=True)
+    again = fresh.extract_contextual_embeddings(together, LAYERS)
+    for a, b in zip(want, again, strict=True):
+        assert all(torch.equal(a[k], b[k]) for k in LAYERS)
+
+
+def doubled(module, args, output):
+    return 2 * output
+
+
+@pytest.mark.parametrize("recorded_before", (False, True))
+def test_an_edit_shows_in_what_is_read_whenever_it_was_registered(tiny_mf, together, recorded_before):
+    model = load_model(tiny_mf, "cpu", torch.float32)
+    plain = model.extract_contextual_embeddings(together, (2, 3))
+    if recorded_before:  # installs the library's own recorder hooks for good
+        model.model(**together.inputs, output_hidden_states=True)
+    handle = model.model.model.language_model.layers[1].register_forward_hook(doubled)
+    edited = model.extract_contextual_embeddings(together, (2, 3))
+    states = model.forward(together, output_hidden_states=True).hidden_states
+    handle.remove()
+    for slot, was, now in zip(together.slots, plain, edited, strict=True):
+        assert close(now[2], 2 * was[2], 1e-4)
+        assert not close(now[3], was[3], 1e-3)
+        assert torch.equal(states[2][slot.sample_index, slot.token_positions], now[2])
+
+
+def test_an_edit_of_what_the_head_receives_shows_in_the_last_layer(session, together):
+    handle = session.model.lm_head.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    plain_last = session.extract_contextual_embeddings(together, (-1,))
+    last = session.forward(together, output_hidden_states=True).hidden_states[-1]
+    handle.remove()
+    slot = together.slots[0]
+    assert torch.equal(last[slot.sample_index, slot.token_positions], plain_last[0][-1])
+    assert close(plain_last[0][-1] - 1, session.extract_contextual_embeddings(together, (-1,))[0][-1], 1e-5)
+
+
+def hooks_of(model: torch.nn.Module) -> list:
+    return [
+        (name, kind, len(getattr(module, kind)))
+        for name, module in model.named_modules()
+        for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+        if len(getattr(module, kind))
+    ]
+
+
+def test_every_call_leaves_no_hook(session, together):
+    before = hooks_of(session.model)
+    session.extract_audio_embeddings(together)
+    session.extract_contextual_embeddings(together, LAYERS)
+    session.forward(together, output_hidden_states=True)
+    session.generate(REQUESTS[:1], max_new_tokens=2)
+    assert hooks_of(session.model) == before
+
+
+@pytest.mark.parametrize("error", (RuntimeError, KeyboardInterrupt))
+@pytest.mark.parametrize("call", ("extract_contextual_embeddings", "forward"))
+def test_an_exception_inside_leaves_no_hook(session, together, error, call):
+    def fail(module, args):
+        raise error("inside")
+
+    before = hooks_of(session.model)
+    handle = session.model.model.language_model.layers[1].register_forward_pre_hook(fail)
+    with pytest.raises(error):
+        arguments = {"layers": LAYERS} if call.startswith("extract") else {"output_hidden_states": True}
+        getattr(session, call)(together, **arguments)
+    handle.remove()
+    assert hooks_of(session.model) == before
+
+
+def test_reading_removes_hooks_when_a_layer_does_not_exist(session):
+    before = hooks_of(session.model)
+    blocks, head = session._adapter.blocks(), session._adapter.head()
+    with pytest.raises(IndexError), reading(blocks, head, [0, 99], lambda *a: None):
+        pass
+    assert hooks_of(session.model) == before
+
+
+def test_random_state_is_untouched(session, together):
+    before = torch.get_rng_state()
+    session.extract_contextual_embeddings(together, LAYERS)
+    session.generate(REQUESTS[:1], max_new_tokens=2)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# What is run and what is kept.
+
+
+def test_blocks_above_the_deepest_layer_and_the_head_do_not_run(session, together):
+    ran = []
+    blocks = session._adapter.blocks()
+    handles = [
+        m.register_forward_hook(lambda *_, k=k: ran.append(k)) for k, m in enumerate([*blocks, session.model.lm_head])
+    ]
+    session.extract_contextual_embeddings(together, (0, 2))
+    upto = list(ran)
+    session.extract_contextual_embeddings(together, (-1,))
+    for handle in handles:
+        handle.remove()
+    assert upto == [0, 1]
+    assert ran[2:] == [0, 1, 2, 3]
+
+
+def test_audio_embeddings_do_not_run_the_language_model(session, together):
+    ran = []
+    handle = session.model.model.language_model.register_forward_pre_hook(lambda *_: ran.append(1))
+    session.extract_audio_embeddings(together)
+    handle.remove()
+    assert not ran
+
+
+def test_only_the_asked_rows_are_kept(session, together):
+    found = session.extract_contextual_embeddings(together, LAYERS)
+    stored = sum(t.untyped_storage().nbytes() for states in found for t in states.values())
+    assert stored == together.nbytes(LAYERS) == sum(t.nbytes for states in found for t in states.values())
+
+
+def test_layers_asked_by_two_names_come_under_both(session, singles):
+    states = session.extract_contextual_embeddings(singles[0], (-1, 4, -5, 0))[0]
+    assert tuple(states) == (-1, 4, -5, 0)
+    assert torch.equal(states[-1], states[4]) and torch.equal(states[-5], states[0])
+
+
+@pytest.mark.parametrize("layer", (5, -6, 1.0, True, "1", None))
+def test_a_layer_out_of_range_names_the_range(session, together, layer):
+    with pytest.raises(ArgumentError, match=r"0\.\.4"):
+        session.extract_contextual_embeddings(together, (0, layer))
+    with pytest.raises(ArgumentError, match=r"0\.\.4"):
+        together.nbytes((layer,))
+
+
+@pytest.mark.parametrize("layers", (1, "12", None))
+def test_layers_must_be_a_sequence(session, together, layers):
+    with pytest.raises(ArgumentError, match="sequence"):
+        session.extract_contextual_embeddings(together, layers)
+
+
+def test_text_alone_has_no_embeddings(session):
+    batch = session.prepare([REQUESTS[1]])
+    assert session.extract_audio_embeddings(batch) == []
+    assert session.extract_contextual_embeddings(batch) == []
+    assert session.forward(batch).logits.shape == (1, 1, session.model.config.text_config.vocab_size)
+
+
+def test_forward_gives_one_row_of_logits_and_every_layer(session, together):
+    out = session.forward(together, output_hidden_states=True)
+    assert out.logits.shape == (5, 1, 274)
+    assert [tuple(h.shape) for h in out.hidden_states] == [(5, together.width, 48)] * 5
+    assert session.forward(together).hidden_states is None
+    assert torch.equal(session.forward(together).logits, out.logits)
+
+
+# Gradients.
+
+
+def test_without_grad_results_can_still_be_trained_on(session, singles):
+    embedding = session.extract_audio_embeddings(singles[0])[0].projected
+    states = session.extract_contextual_embeddings(singles[0], (2,))[0][2]
+    for x in (embedding, states):
+        assert not x.requires_grad
+        torch.nn.Linear(48, 1)(x).sum().backward()  # inference tensors would refuse
+
+
+@pytest.mark.parametrize("what", ("audio", "contextual", "forward"))
+def test_grad_keeps_the_graph_from_mel_on(session, what):
+    batch = session.prepare([REQUESTS[0]])
+    mel = batch.inputs["input_features"].requires_grad_(True)
+    result = {
+        "audio": lambda: session.extract_audio_embeddings(batch, grad=True)[0].projected,
+        "contextual": lambda: session.extract_contextual_embeddings(batch, (2,), grad=True)[0][2],
+        "forward": lambda: session.forward(batch, output_hidden_states=True, grad=True).logits,
+    }[what]()
+    result.sum().backward()
+    assert float(mel.grad[:, :, :150].abs().min()) > 0
+    session.model.zero_grad(set_to_none=True)
+
+
+# Shapes, dtypes, the rest.
+
+
+def test_bfloat16_runs_everything(tiny_mf):
+    session = load_model(tiny_mf, "cpu", torch.bfloat16)
+    batch = session.prepare(REQUESTS[:3])
+    assert batch.inputs["input_features"].dtype == torch.bfloat16
+    embedding = session.extract_audio_embeddings(batch)[0]
+    assert embedding.projected.dtype == torch.bfloat16
+    states = session.extract_contextual_embeddings(batch, LAYERS)
+    assert states[0][2].dtype == torch.bfloat16
+    assert session.forward(batch, output_hidden_states=True).logits.dtype == torch.bfloat16
+    assert len(session.generate(REQUESTS[:3], max_new_tokens=2)) == 3
+
+
+def test_intervals_travel_with_the_embedding(session, together):
+    for embedding, timeline in zip(session.extract_audio_embeddings(together), together.timeline, strict=True):
+        assert embedding.intervals.shape == (len(embedding.raw), 2)
+        assert np.array_equal(embedding.intervals, timeline.token_intervals())
+        assert embedding.deepstack_raw == () == embedding.deepstack_projected
+
+
+def test_the_slot_plays_what_the_model_heard(together):
+    slot = together.slots[0]
+    assert slot.waveform.dtype == torch.float32 and slot.waveform.device.type == "cpu"
+    assert np.array_equal(slot.waveform.numpy(), REQUESTS[0].audios[0].samples)
+    assert slot.path is None and slot.duration_s == slot.used_s == 1.5
+
+
+def test_reprs_are_deterministic_and_escaped(session):
+    request = Request("<b>bold</b>", [noise(400, 0)])
+    a, b = (session.prepare([request]) for _ in range(2))
+    assert repr(a) == repr(b) and a._repr_html_() == b._repr_html_()
+    assert "&lt;b&gt;bold" in a._repr_html_() and "0x" not in repr(a)
+    assert repr(a).splitlines()[0] == "PreparedBatch(1 request(s), 1 source(s), prompt width 106)"
+    assert "1 x 0.04 s" in repr(a)
+
+
+@pytest.mark.parametrize("requests", ([], Request("x"), ["x"], None))
+def test_requests_must_be_a_list_of_requests(session, requests):
+    with pytest.raises(ArgumentError):
+        session.prepare(requests)
+
+
+def test_a_session_is_freed_with_its_last_name(tiny_mf):
+    import weakref
+
+    session = load_model(tiny_mf, "cpu", torch.float32)
+    batch = session.prepare(REQUESTS[:1])
+    session.extract_contextual_embeddings(batch, (1,))
+    seen = weakref.ref(session.model)
+    del session, batch
+    gc.collect()
+    assert seen() is None
