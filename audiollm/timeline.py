@@ -24,13 +24,15 @@ class Clock:
     """The fixed arithmetic of a family, in samples at the model's rate.
 
     `sample_rate` Hz; `samples_per_frame` of one mel frame; `samples_per_token`; `samples_per_window` of one encoder
-    window or chunk, a whole number of tokens; `token_sees` says what an audio token can see, in words.
+    window or chunk, a whole number of tokens; `counts_started_frames`, whether a last frame that is only begun counts;
+    `token_sees` says what an audio token can see, in words.
     """
 
     sample_rate: int
     samples_per_frame: int
     samples_per_token: int
     samples_per_window: int
+    counts_started_frames: bool
     token_sees: str
 
     @property
@@ -105,8 +107,9 @@ class SourceTimeline:
 
     @property
     def n_frames(self) -> int:
-        """Mel frames that begin inside the used audio."""
-        return -(-self.n_samples // self.clock.samples_per_frame)
+        """Mel frames of the used audio."""
+        rest = self.clock.samples_per_frame - 1 if self.clock.counts_started_frames else 0
+        return (self.n_samples + rest) // self.clock.samples_per_frame
 
     def token_intervals(self) -> np.ndarray:
         """[U_i, 2] float64: start and end of every token in seconds."""
@@ -152,7 +155,7 @@ class SourceTimeline:
         """[first, end) mel frames of a token. Raises ArgumentError outside [0, U_i)."""
         first, last = self.token_to_samples(token)
         per = self.clock.samples_per_frame
-        return first // per, -(-last // per)
+        return first // per, min(-(-last // per), self.n_frames)
 
     def frame_to_token(self, frame: int) -> int | None:
         """The token over a mel frame, or None. Raises ArgumentError outside [0, n_frames)."""
@@ -184,7 +187,7 @@ class SourceTimeline:
     @cached_property
     def _windows(self) -> tuple[Window, ...]:
         clock = self.clock
-        count = -(-self.n_samples // clock.samples_per_window)
+        count = -(-self.n_frames * clock.samples_per_frame // clock.samples_per_window)
         return tuple(self._window(index, clock) for index in range(count))
 
     def _window(self, index: int, clock: Clock) -> Window:

@@ -8,9 +8,10 @@ __all__ = ["Family", "for_model_type", "known_model_types"]
 
 
 def _families() -> tuple[type[Family], ...]:
+    from .moss_music import MossMusic
     from .music_flamingo import MusicFlamingo
 
-    return (MusicFlamingo,)
+    return (MusicFlamingo, MossMusic)
 
 
 def for_model_type(model_type: str) -> type[Family] | None:

@@ -72,14 +72,14 @@ class Family(ABC):
         """The whole prompt as ids, with `n_tokens[k]` audio tokens where the k-th `<audio>` stands in `content`."""
 
     @abstractmethod
-    def features(self, waveforms: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
-        """One request's mel and its masks or lengths, on the CPU in float32."""
+    def features(self, waveforms: Sequence[np.ndarray]) -> Any:
+        """One request's mel and what goes with it, on the CPU in float32, as `collate` takes it."""
 
     @abstractmethod
     def collate(
-        self, features: Sequence[dict[str, torch.Tensor]], inputs: dict[str, torch.Tensor]
+        self, features: Sequence[Any], prompts: Sequence[EncodedPrompt], mask: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """The features of all requests as one batch, to be added to `inputs` (input_ids, attention_mask)."""
+        """The audio inputs of all requests; `mask` [B, L] is their attention mask, prompts stand at its right end."""
 
     @abstractmethod
     def embed_audio(self, batch: PreparedBatch) -> list[AudioEmbedding]:
@@ -126,7 +126,8 @@ class Family(ABC):
             prompts.append(self.encode_prompt(content, [self.n_tokens(len(s.samples)) for s in sources]))
             self._check_context(len(prompts[b]), b)
         inputs = self._pad(prompts)
-        inputs |= self.collate([self.features([s.samples for s in sources]) for sources in heard], inputs)
+        features = [self.features([s.samples for s in sources]) for sources in heard]
+        inputs |= self.collate(features, prompts, inputs["attention_mask"])
         slots, timeline = self._slots(heard, prompts)
         return PreparedBatch(
             inputs=BatchFeature({name: self._to(tensor, device) for name, tensor in inputs.items()}),

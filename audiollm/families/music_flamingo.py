@@ -49,6 +49,7 @@ class MusicFlamingo(Family):
             samples_per_frame=extractor.hop_length,
             samples_per_token=FRAMES_PER_TOKEN * extractor.hop_length,
             samples_per_window=extractor.chunk_length * extractor.sampling_rate,
+            counts_started_frames=True,
             token_sees=f"the whole {extractor.chunk_length} s window in the tower; in the language model also every "
             "position before it",
         )
@@ -139,7 +140,7 @@ class MusicFlamingo(Family):
             add_generation_prompt=True,
         )
 
-    def features(self, waveforms: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+    def features(self, waveforms: Sequence[np.ndarray]) -> Any:
         """input_features [W, 128, 3000] float32 and input_features_mask [W, 3000] of one request's windows.
 
         Each source goes through the library's extractor by itself, so that no neighbour can change a value.
@@ -158,7 +159,7 @@ class MusicFlamingo(Family):
         return {"input_features": torch.cat(mels), "input_features_mask": torch.cat(masks)}
 
     def collate(
-        self, features: Sequence[dict[str, torch.Tensor]], inputs: dict[str, torch.Tensor]
+        self, features: Sequence[Any], prompts: Sequence[EncodedPrompt], mask: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """The windows of all requests, one after the other; nothing where no request has audio."""
         some = [f for f in features if f]
