@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .batch import AudioEmbedding, AudioSlot, PreparedBatch, TokenRow
-    from .errors import ArgumentError, AudioError, AudioLLMError, RequestError, SnapshotError
+    from .errors import ArgumentError, AudioError, AudioLLMError, RequestError, SessionBusyError, SnapshotError
+    from .generation import Generation
     from .request import Request, Waveform
     from .session import Session, load_model
 
@@ -21,10 +22,12 @@ _HOME = {
     "AudioError": "errors",
     "AudioLLMError": "errors",
     "AudioSlot": "batch",
+    "Generation": "generation",
     "PreparedBatch": "batch",
     "Request": "request",
     "RequestError": "errors",
     "Session": "session",
+    "SessionBusyError": "errors",
     "SnapshotError": "errors",
     "TokenRow": "batch",
     "Waveform": "request",
@@ -37,10 +40,12 @@ __all__ = [
     "AudioError",
     "AudioLLMError",
     "AudioSlot",
+    "Generation",
     "PreparedBatch",
     "Request",
     "RequestError",
     "Session",
+    "SessionBusyError",
     "SnapshotError",
     "TokenRow",
     "Waveform",

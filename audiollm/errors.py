@@ -22,6 +22,7 @@ CODES = {
     "bad_shape": "a waveform is not one-dimensional",
     "bad_version": "an installed library is outside the supported range",
     "bad_weights": "a snapshot or model file that must not load",
+    "busy": "the session is in the middle of another call",
     "control_token": "the prompt holds one of the model's own control tokens",
     "corrupt": "the file claims to be audio but cannot be decoded",
     "empty": "no samples at all",
@@ -68,6 +69,10 @@ class RequestError(AudioLLMError):
 
 class SnapshotError(AudioLLMError):
     """A model folder that must not be loaded."""
+
+
+class SessionBusyError(AudioLLMError):
+    """A call on a Session that is in the middle of another one, from another thread or from inside a hook."""
 
 
 class ArgumentError(AudioLLMError, ValueError):

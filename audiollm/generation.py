@@ -1,4 +1,4 @@
-"""How answers are generated: profiles, the budget of new tokens, and the library's settings made explicit.
+"""How answers are generated: profiles, budgets, one seeded stream a call, text as it comes, and stopping.
 
 Nothing is inherited from a snapshot's generation_config.json: every setting that matters is in the profile.
 """
@@ -6,48 +6,90 @@ Nothing is inherited from a snapshot's generation_config.json: every setting tha
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
-from transformers import GenerationConfig
+import torch
+from transformers import GenerationConfig, StoppingCriteria
 
 from .errors import ArgumentError, RequestError
+
+SEED = 3407
+OnText = Callable[[int, str], None]
+Stop = threading.Event | Callable[[], bool]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A named way to generate: `max_new_tokens` where the caller names none, and the repetition penalty. Greedy."""
+    """A named way to generate.
+
+    `max_new_tokens` where the caller names none; `sampling`, None for greedy or temperature, top_p and top_k. Sampling
+    draws from one stream a call, seeded with 3407 whatever the caller's random state is.
+    """
 
     name: str
-    max_new_tokens: int
-    repetition_penalty: float
+    max_new_tokens: int = 16_384
+    repetition_penalty: float = 1.0
+    sampling: Mapping[str, float] | None = None
 
-    def config(self, max_new_tokens: int, end_id: int, pad_id: int) -> GenerationConfig:
-        """The library's settings for one call."""
-        return GenerationConfig(
-            do_sample=False,
-            num_beams=1,
-            num_return_sequences=1,
-            repetition_penalty=self.repetition_penalty,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=end_id,
-            pad_token_id=pad_id,
-            use_cache=True,
-        )
+    def settings(self, max_new_tokens: int, end_id: int, pad_id: int) -> dict[str, Any]:
+        """Every setting of one call by the library's names, and the seed where it samples."""
+        settings: dict[str, Any] = {
+            "do_sample": self.sampling is not None,
+            "num_beams": 1,
+            "num_return_sequences": 1,
+            "repetition_penalty": self.repetition_penalty,
+            "max_new_tokens": max_new_tokens,
+            "eos_token_id": end_id,
+            "pad_token_id": pad_id,
+            "use_cache": True,
+        }
+        if self.sampling is not None:
+            settings |= {**self.sampling, "seed": SEED}
+        return settings
 
 
-PROFILES = {"paper_reference": Profile("paper_reference", max_new_tokens=16_384, repetition_penalty=1.0)}
+GREEDY = Profile("paper_reference")
 
 
-def profile_of(name: str) -> Profile:
+@dataclass(frozen=True)
+class Generation:
+    """One answer.
+
+    `text` without control tokens; `token_ids` as generated, the end token included; `finish_reason`, "stop" where the
+    model ended, "length" where the budget did, "stopped" where the caller did; `prompt_width`, columns of the padded
+    prompt, and `prompt_tokens`, those of them that are this request's own; `settings` of the call.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_width: int
+    prompt_tokens: int
+    settings: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Generation({self.text!r}, {len(self.token_ids)} tokens, {self.finish_reason})"
+
+
+def sampled(temperature: float, top_p: float, top_k: int) -> Profile:
+    """The profile "generic_sampled" of a family, from its three numbers."""
+    numbers = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    return Profile("generic_sampled", sampling=MappingProxyType(numbers))
+
+
+def profile_of(name: object, profiles: Mapping[str, Profile]) -> Profile:
     """A profile by its name. Raises: ArgumentError naming those there are."""
-    if name not in PROFILES:
+    if not isinstance(name, str) or name not in profiles:
         raise ArgumentError(
-            f"profile {name!r} is not one of {', '.join(map(repr, PROFILES))}", code="bad_argument", source="profile"
+            f"profile {name!r} is not one of {', '.join(map(repr, profiles))}", code="bad_argument", source="profile"
         )
-    return PROFILES[name]
+    return profiles[name]
 
 
 def budget(profile: Profile, max_new_tokens: int | None, width: int, context: int) -> int:
@@ -77,6 +119,106 @@ def budget(profile: Profile, max_new_tokens: int | None, width: int, context: in
             stacklevel=4,
         )
     return min(asked, left)
+
+
+def library_config(settings: Mapping[str, Any]) -> GenerationConfig:
+    """The library's object for settings; the seed is not the library's."""
+    return GenerationConfig(**{name: value for name, value in settings.items() if name != "seed"})
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Draw from a stream of its own, on the CPU and `device`, and give the caller's random state back afterwards."""
+    if seed is None:
+        yield
+        return
+    on_cuda = device.type == "cuda"
+    before = torch.get_rng_state()
+    before_cuda = torch.cuda.get_rng_state(device) if on_cuda else None
+    try:
+        torch.default_generator.manual_seed(seed)
+        if on_cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(before)
+        if before_cuda is not None:
+            torch.cuda.set_rng_state(before_cuda, device)
+
+
+class Watcher(StoppingCriteria):
+    """Looks at every step of a generation: hands new text on, and stops all rows where the caller wants it.
+
+    `width` columns are prompt; `decode` turns ids into text; a row is over after `end_id`. Text goes out in whole
+    characters: bytes that do not make one yet wait for the next token.
+    """
+
+    def __init__(
+        self, width: int, end_id: int, decode: Callable[[list[int]], str], on_text: OnText | None, stop: Stop | None
+    ) -> None:
+        self.width = width
+        self.end_id = end_id
+        self.decode = decode
+        self.on_text = on_text
+        self.stop = stop.is_set if isinstance(stop, threading.Event) else stop
+        self.stopped = False
+        self.seen = 0
+        self.over: set[int] = set()
+        self.waiting: dict[int, list[int]] = {}
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Called by the library after each token, with everything so far [B, L + new]."""
+        if self.on_text is not None:
+            for row, ids in enumerate(input_ids[:, self.width + self.seen :].tolist()):
+                self._take(row, ids)
+            self.seen = input_ids.shape[1] - self.width
+        if self.stop is not None and self.stop():
+            self.stopped = True
+        return torch.full((len(input_ids),), self.stopped, dtype=torch.bool, device=input_ids.device)
+
+    def finish(self) -> None:
+        """Hand on what still waits."""
+        for row, ids in self.waiting.items():
+            if ids and self.on_text is not None:
+                self._send(row, self.decode(ids))
+        self.waiting.clear()
+
+    def _take(self, row: int, ids: list[int]) -> None:
+        if row in self.over:
+            return
+        waiting = self.waiting.setdefault(row, [])
+        waiting += ids
+        if self.end_id in ids:
+            self.over.add(row)
+            del waiting[waiting.index(self.end_id) :]
+        text = self.decode(waiting)
+        if not text.endswith("\ufffd"):
+            waiting.clear()
+            self._send(row, text)
+
+    def _send(self, row: int, text: str) -> None:
+        if text and self.on_text is not None:
+            self.on_text(row, text)
+
+
+def cut_at_end(ids: list[int], end_id: int) -> tuple[list[int], bool]:
+    """A row's new ids up to and with the end token, and whether there was one; what follows is padding."""
+    if end_id not in ids:
+        return ids, False
+    return ids[: ids.index(end_id) + 1], True
+
+
+def check_callbacks(on_text: object, stop: object) -> None:
+    """Raises: ArgumentError where `on_text` cannot be called, or `stop` is neither an Event nor callable."""
+    if on_text is not None and not callable(on_text):
+        raise ArgumentError(
+            "on_text must be callable as on_text(request_index, text)", code="bad_argument", source="on_text"
+        )
+    if stop is not None and not isinstance(stop, threading.Event) and not callable(stop):
+        raise ArgumentError(
+            "stop must be a threading.Event or a function that returns a bool", code="bad_argument", source="stop"
+        )
 
 
 @contextmanager

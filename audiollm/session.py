@@ -9,20 +9,34 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Sequence
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from packaging.specifiers import SpecifierSet
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .batch import AudioEmbedding, PreparedBatch
-from .errors import ArgumentError, SnapshotError
+from .errors import ArgumentError, SessionBusyError, SnapshotError
 from .families import Family, for_model_type, known_model_types
-from .generation import budget, profile_of, without_false_reminder
+from .generation import (
+    Generation,
+    OnText,
+    Stop,
+    Watcher,
+    budget,
+    check_callbacks,
+    cut_at_end,
+    library_config,
+    profile_of,
+    seeded,
+    without_false_reminder,
+)
 from .hooks import reading
 from .request import Request
 from .snapshot import Snapshot
@@ -76,13 +90,15 @@ class Session:
     """A model, its processor and the family they belong to. Made by `load_model`.
 
     `model` is the library's torch module, for advanced calls and hooks of your own; `processor` gives its tokenizer and
-    feature extractor; `family` is "music_flamingo". A Session keeps no state between calls.
+    feature extractor; `family` is "music_flamingo" or "moss_music". A Session keeps no state between calls, and runs one at
+    a time: a second one meanwhile raises SessionBusyError.
     """
 
     def __init__(self, model: PreTrainedModel, processor: Any, adapter: Family) -> None:
         self.model = model
         self.processor = processor
         self._adapter = adapter
+        self._lock = threading.Lock()
 
     @property
     def family(self) -> str:
@@ -128,7 +144,7 @@ class Session:
         before rotary time), `projected` [U_i, D], no padding, pooling or normalisation, on the model's device and in
         its dtype. With `grad=True` the graph is kept whole from `batch.inputs` on.
         """
-        with self._grad(grad):
+        with self._alone(), self._grad(grad):
             return self._adapter.embed_audio(batch)
 
     def extract_contextual_embeddings(
@@ -152,7 +168,7 @@ class Session:
 
         if batch.slots and numbers:
             deepest = max(numbers.values())
-            with self._grad(grad), self._reading(numbers.values(), keep, halt_after=deepest):
+            with self._alone(), self._grad(grad), self._reading(numbers.values(), keep, halt_after=deepest):
                 self._prefill(batch, logits_to_keep=0)
         return [{asked: mine[layer] for asked, layer in numbers.items()} for mine in found]
 
@@ -166,32 +182,84 @@ class Session:
         logits of every position call `session.model(**batch.inputs)`.
         """
         if not output_hidden_states:
-            with self._grad(grad):
+            with self._alone(), self._grad(grad):
                 return CausalLMOutputWithPast(logits=self._prefill(batch, logits_to_keep=1).logits)
         states: dict[int, torch.Tensor] = {}
         every = range(self.n_layers + 1)
-        with self._grad(grad), self._reading(every, states.__setitem__, head_rows=slice(-1, None)):
+        with self._alone(), self._grad(grad), self._reading(every, states.__setitem__, head_rows=slice(-1, None)):
             out = self._prefill(batch, logits_to_keep=0)
         return CausalLMOutputWithPast(logits=out.logits, hidden_states=tuple(states[k] for k in every))
 
     def generate(
         self, requests: Sequence[Request], profile: str = "paper_reference", max_new_tokens: int | None = None
     ) -> list[str]:
-        """Answers to requests, in order.
+        """Answers to requests as text, in order; see `generations` for parameters and errors."""
+        return [answer.text for answer in self.generations(requests, profile, max_new_tokens)]
 
-        `profile` "paper_reference" is greedy with repetition penalty 1 and 16,384 new tokens; `max_new_tokens` overrides
-        the number. What is left of the context beside the widest padded prompt bounds it, with a warning.
+    def generations(
+        self,
+        requests: Sequence[Request],
+        profile: str = "paper_reference",
+        max_new_tokens: int | None = None,
+        on_text: OnText | None = None,
+        stop: Stop | None = None,
+    ) -> list[Generation]:
+        """Answers to requests, in order, each with its token ids and why it ended.
+
+        `profile` "paper_reference" is greedy with repetition penalty 1; "generic_sampled" samples (Music Flamingo:
+        temperature 0.7, top_p 0.9; MOSS-Music: 1.0 and 0.8; top_k 50) from one stream seeded with 3407 a call, and gives
+        the caller's random state back. Both allow 16,384 new tokens; `max_new_tokens` overrides that, and what the
+        context leaves beside the widest padded prompt bounds it, with a warning. `on_text(request_index, text)` is
+        called with new text, in whole characters; `stop`, a threading.Event or a function, is asked after every token.
 
         Raises: as `prepare`; ArgumentError for an unknown profile or a budget that is not positive; RequestError
-        `too_long` where the context has no room for an answer.
+        `too_long` where the context has no room for an answer; SessionBusyError.
         """
-        chosen = profile_of(profile)
+        chosen = profile_of(profile, self._adapter.profiles)
+        check_callbacks(on_text, stop)
         batch = self.prepare(requests)
         tokens = budget(chosen, max_new_tokens, batch.width, self.context)
-        config = chosen.config(tokens, self._adapter.end_id, self._adapter.pad_id)
-        with torch.no_grad(), without_false_reminder():
-            ids = self.model.generate(**batch.inputs, generation_config=config)
-        return self.processor.tokenizer.batch_decode(ids[:, batch.width :], skip_special_tokens=True)
+        settings = chosen.settings(tokens, self._adapter.end_id, self._adapter.pad_id)
+        watcher = Watcher(batch.width, self._adapter.end_id, self._text, on_text, stop)
+        with self._alone(), torch.no_grad(), seeded(settings.get("seed"), self.device), without_false_reminder():
+            ids = self.model.generate(
+                **batch.inputs,
+                generation_config=library_config(settings),
+                stopping_criteria=StoppingCriteriaList([watcher]),
+            )
+        watcher.finish()
+        rows = ids[:, batch.width :].tolist()
+        return [self._generation(row, batch, b, settings, watcher.stopped) for b, row in enumerate(rows)]
+
+    def _generation(self, row: list[int], batch: PreparedBatch, b: int, settings: dict, stopped: bool) -> Generation:
+        kept, ended = cut_at_end(row, self._adapter.end_id)
+        reason = "stop" if ended else "stopped" if stopped else "length"
+        return Generation(
+            text=self._text(kept),
+            token_ids=tuple(kept),
+            finish_reason=reason,
+            prompt_width=batch.width,
+            prompt_tokens=len(batch.prompts[b]),
+            settings=MappingProxyType(settings),
+        )
+
+    def _text(self, ids: list[int]) -> str:
+        return self.processor.tokenizer.decode(ids, skip_special_tokens=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the session for one call; a second one at the same time raises SessionBusyError."""
+        if not self._lock.acquire(blocking=False):
+            raise SessionBusyError(
+                "this Session is in the middle of another call; wait until it returns (calls from another thread or from "
+                "inside a hook cannot nest)",
+                code="busy",
+                source="session",
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _prefill(self, batch: PreparedBatch, logits_to_keep: int) -> CausalLMOutputWithPast:
         """The model on a whole batch, positions counted from each row's first real token as generation does."""

@@ -18,6 +18,7 @@ from transformers import BatchFeature, PreTrainedModel
 from ..audio import Decoded, Header, decode, read_header, resample_ratio, resampled_length
 from ..batch import AudioEmbedding, AudioSlot, EncodedPrompt, ModelShape, PreparedBatch
 from ..errors import ArgumentError, AudioError, RequestError
+from ..generation import GREEDY, Profile
 from ..request import MARKER, Request, Waveform
 from ..timeline import Clock, SourceTimeline, Timeline
 
@@ -27,12 +28,13 @@ class Family(ABC):
 
     Attributes: `name` as users see it; `model_types` of config.json; `clock`; `max_s`, the longest audio in seconds or
     None; `context`, the tokens that prompt and answer share; `control_spellings`, native marker texts that a prompt
-    must not hold even where the tokenizer does not know them.
+    must not hold even where the tokenizer does not know them; `sampled`, its profile "generic_sampled".
     """
 
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
     control_spellings: ClassVar[tuple[str, ...]]
+    sampled: ClassVar[Profile]
 
     clock: Clock
     max_s: float | None
@@ -108,6 +110,11 @@ class Family(ABC):
     def pad_id(self) -> int:
         """The id that fills rows on the left."""
         return int(self.end_id if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id)
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """Ways to generate, by name."""
+        return {profile.name: profile for profile in (GREEDY, self.sampled)}
 
     def model_shape(self) -> ModelShape:
         """Blocks, width, dtype and padding id, for a batch to carry."""

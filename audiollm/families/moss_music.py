@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..batch import AudioEmbedding, EncodedPrompt, PreparedBatch
+from ..generation import Profile, sampled
 from ..request import MARKER, Request
 from ..timeline import Clock
 from ..vendor.moss_music import MossMusicConfig, MossMusicForConditionalGeneration, MossMusicProcessor, n_tokens
@@ -32,6 +33,7 @@ class MossMusic(Family):
     name: ClassVar[str] = "moss_music"
     model_types: ClassVar[tuple[str, ...]] = ("moss_music", "moss_audio")
     control_spellings: ClassVar[tuple[str, ...]] = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    sampled: ClassVar[Profile] = sampled(temperature=1.0, top_p=0.8, top_k=50)
 
     def __init__(self, model: PreTrainedModel, processor: Any) -> None:
         super().__init__(model, processor)

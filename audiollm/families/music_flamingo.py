@@ -23,6 +23,7 @@ from transformers import (
 
 from ..batch import AudioEmbedding, EncodedPrompt, PreparedBatch
 from ..errors import SnapshotError
+from ..generation import Profile, sampled
 from ..request import MARKER, Request
 from ..timeline import Clock
 from .base import Family
@@ -40,6 +41,7 @@ class MusicFlamingo(Family):
     name: ClassVar[str] = "music_flamingo"
     model_types: ClassVar[tuple[str, ...]] = ("musicflamingo",)
     control_spellings: ClassVar[tuple[str, ...]] = ("<sound>", "<|sound_bos|>", "<|sound_eos|>")
+    sampled: ClassVar[Profile] = sampled(temperature=0.7, top_p=0.9, top_k=50)
 
     def __init__(self, model: PreTrainedModel, processor: Any) -> None:
         super().__init__(model, processor)
@@ -57,6 +59,7 @@ class MusicFlamingo(Family):
         self.context = int(model.config.text_config.max_position_embeddings)
         self._check_ids()
         _assign_windows_rightly(model.model)
+        _refuse_several_answers(model)
 
     def _check_ids(self) -> None:
         wanted, found = self.model.config.audio_token_id, self.processor.audio_token_id
@@ -240,3 +243,20 @@ def _audio_timestamps(
     step_s = self.config.audio_frame_step * FRAMES_PER_TOKEN
     offsets = torch.arange(max_post_length, device=device, dtype=torch.float32) * step_s
     return index.unsqueeze(1) * max_post_length * step_s + offsets
+
+
+def _refuse_several_answers(model: Any) -> None:
+    """Make this one model refuse beams and several return sequences with audio.
+
+    The library repeats the rows of every input for them, windows too, which then belong to other sources than before.
+    """
+    model._expand_inputs_for_generation = types.MethodType(_expanded_inputs, model)
+
+
+def _expanded_inputs(self: Any, expand_size: int = 1, **inputs: Any) -> Any:
+    if expand_size > 1 and inputs.get("input_features") is not None:
+        raise ValueError(
+            "num_beams and num_return_sequences above 1 mix up the windows of audio prompts; repeat the request in the "
+            "batch instead"
+        )
+    return super(type(self), self)._expand_inputs_for_generation(expand_size=expand_size, **inputs)
