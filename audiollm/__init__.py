@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from .batch import AudioEmbedding, AudioSlot, PreparedBatch, TokenRow
     from .errors import ArgumentError, AudioError, AudioLLMError, RequestError, SessionBusyError, SnapshotError
     from .generation import Generation
+    from .loading import load_model
     from .request import Request, Waveform
-    from .session import Session, load_model
+    from .session import Session
 
 __version__ = "0.1.0"
 
@@ -31,7 +32,7 @@ _HOME = {
     "SnapshotError": "errors",
     "TokenRow": "batch",
     "Waveform": "request",
-    "load_model": "session",
+    "load_model": "loading",
 }
 
 __all__ = [

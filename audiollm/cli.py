@@ -1,4 +1,4 @@
-"""The command line: `audiollm demo` checks an installation on the embedded small models, without a browser."""
+"""The command line: `demo` checks an installation, `inspect` looks at a snapshot, `doctor` at the machine."""
 
 from __future__ import annotations
 
@@ -18,27 +18,65 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AudioLLMError as error:
         print(f"audiollm: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("audiollm: interrupted", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="audiollm", description="Look inside audio language models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="run the main job on an embedded small model and write a page about it")
+
+    demo = commands.add_parser("demo", help="run the main job on the embedded small models and write a page about it")
     demo.add_argument("--out", type=Path, default=Path("audiollm-demo.html"), help="the page to write (%(default)s)")
     demo.set_defaults(run=_demo)
+
+    inspect = commands.add_parser("inspect", help="say what a snapshot folder holds and whether it would load")
+    inspect.add_argument("snapshot", help="a local model folder")
+    inspect.set_defaults(run=_inspect)
+
+    doctor = commands.add_parser("doctor", help="say what this installation is and can")
+    doctor.set_defaults(run=_doctor)
     return parser
 
 
+def _inspect(arguments: argparse.Namespace) -> int:
+    from .inspection import inspect
+
+    report = inspect(arguments.snapshot)
+    print(report)
+    return 1 if report.problems else 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from .doctor import examine
+
+    findings = examine()
+    for finding in findings:
+        print(finding)
+    return 0 if all(finding.ok for finding in findings) else 1
+
+
 def _demo(arguments: argparse.Namespace) -> int:
+    from . import demo
+    from .demo import report
+
+    print(report.RANDOM)
+    sections = [_demo_of(name) for name in demo.SNAPSHOTS]
+    report.write(arguments.out, "audiollm demo", sections)
+    print(f"\nwrote {arguments.out}")
+    return 0
+
+
+def _demo_of(name: str):  # type: ignore[no-untyped-def]  # a report.Section; plots load only here
     from . import demo
     from .analysis import layer_norms
     from .demo import report
     from .request import Request
 
     clips = demo.clips()
-    session = demo.load("music_flamingo")
-    print(session)
-    print(report.RANDOM)
+    session = demo.load(name)
+    print(f"\n{session}")
     batch = session.prepare(
         [
             Request("Describe this track.", [clips["long_mix"]]),
@@ -51,12 +89,10 @@ def _demo(arguments: argparse.Namespace) -> int:
     norms = layer_norms(session, batch)
     for line in norms:
         print(line)
-    texts = session.generate(batch.requests, max_new_tokens=24)
-    for request, text in zip(batch.requests, texts, strict=True):
-        print(f"{request.prompt!r} -> {text!r}")
-    report.write(arguments.out, "audiollm demo", batch, norms, texts)
-    print(f"wrote {arguments.out}")
-    return 0
+    answers = session.generations(batch.requests, max_new_tokens=24)
+    for request, answer in zip(batch.requests, answers, strict=True):
+        print(f"{request.prompt!r} -> {answer}")
+    return report.Section(repr(session), batch, norms, tuple(answer.text for answer in answers))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 import audiollm
 from audiollm.errors import CODES, AudioLLMError
-from audiollm.session import TRANSFORMERS
+from audiollm.loading import TRANSFORMERS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -96,7 +96,7 @@ def test_import_is_light():
 
 def test_the_engine_never_imports_drawing_or_widgets():
     code = (
-        "import sys, audiollm.session, audiollm.demo, audiollm.analysis;"
+        "import sys, audiollm.loading, audiollm.demo, audiollm.analysis;"
         "heavy = {'matplotlib', 'ipywidgets', 'IPython', 'audiollm.plots', 'audiollm.widgets'};"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )

@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import MusicFlamingoConfig, MusicFlamingoForConditionalGeneration
 
+from audiollm.vendor.moss_music import MossMusicConfig, MossMusicForConditionalGeneration
+
 DEMO = Path(__file__).resolve().parent.parent / "audiollm" / "demo"
 SEED = 20261130
 N_WORDS = 620  # 256 bytes and the merges learned from CORPUS
@@ -34,6 +36,7 @@ source is the mixture and the second source is one of its stems. It sounds like 
 electronic music. The mood is calm, bright, sad, happy, tense. one two three four five six seven eight nine ten.
 """
 
+PLAIN = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -194,7 +197,81 @@ def flat_name(name: str) -> str:
     return name.removeprefix("model.").replace("language_model.", "language_model.model.", 1)
 
 
-FAMILIES = {"music_flamingo": music_flamingo}
+def moss_music(folder: Path) -> None:
+    """A MOSS-Music of 0.5 M parameters, with the real one's files: no tokenizer.json, no special_tokens_map.json."""
+    audio = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    tokenizer = learned_tokenizer(SPECIAL + audio)
+    ids = {text: tokenizer.token_to_id(text) for text in SPECIAL + audio}
+    described = {str(ids[text]): {"content": text, "special": True, **PLAIN} for text in SPECIAL + audio}
+    settings = {"added_tokens_decoder": described, "processor_class": "MossMusicProcessor"}
+    write_tokenizer(tokenizer, folder, SPECIAL + audio, settings)
+    (folder / "tokenizer.json").unlink()
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    named = zip(("audio_token_id", "audio_start_id", "audio_end_id"), audio, strict=True)
+    write_json(
+        folder / "preprocessor_config.json",
+        {"processor_class": "MossMusicProcessor", "enable_time_marker": True} | {key: ids[text] for key, text in named},
+    )
+    write_json(folder / "generation_config.json", {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]})
+    config = moss_music_config(ids, tokenizer.get_vocab_size())
+    write_json(folder / "config.json", config)
+    model = MossMusicForConditionalGeneration(MossMusicConfig.from_dict(config))
+    random_weights(model, SEED + 1)
+    tensors = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def moss_music_config(ids: dict[str, int], n_vocab: int) -> dict:
+    text_layers = 6
+    return {
+        "architectures": ["MossMusicModel"],
+        "model_type": "moss_music",
+        "adapter_hidden_size": 96,
+        "deepstack_num_inject_layers": 3,
+        "tie_word_embeddings": False,
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "vocab_size": n_vocab,
+        "num_hidden_layers": text_layers,
+        "audio_config": {
+            "d_model": 64,
+            "output_dim": 64,
+            "encoder_layers": 6,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 128,
+            "deepstack_encoder_layer_indexes": [1, 3, 4],
+            "downsample_hidden_size": 16,
+            "downsample_rate": 8,
+            "activation_function": "gelu",
+            "layer_norm_eps": 1e-5,
+            "max_source_positions": 1500,
+            "num_mel_bins": 128,
+            "n_window": 200,
+            "conv_chunksize": 64,
+        },
+        "language_config": {
+            "model_type": "qwen3",
+            "hidden_size": 64,
+            "intermediate_size": 160,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "num_hidden_layers": text_layers,
+            "layer_types": ["full_attention"] * text_layers,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "max_position_embeddings": 40960,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": n_vocab,
+            "bos_token_id": ids["<|endoftext|>"],
+            "eos_token_id": ids["<|im_end|>"],
+        },
+    }
+
+
+FAMILIES = {"music_flamingo": music_flamingo, "moss_music": moss_music}
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..session import Session
 
-SNAPSHOTS = ("music_flamingo",)
+SNAPSHOTS = ("music_flamingo", "moss_music")
 CLIPS = ("mix", "drums", "bass", "keys", "long_mix")
 
 
@@ -35,7 +35,7 @@ def load(name: str = "music_flamingo", device: str | torch.device = "cpu", dtype
     """Load an embedded snapshot, on the CPU in float32 where nothing else is asked. Its weights are random."""
     import torch
 
-    from ..session import load_model
+    from ..loading import load_model
 
     return load_model(snapshot(name), device=device, dtype=torch.float32 if dtype is None else dtype)
 

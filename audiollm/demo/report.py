@@ -6,6 +6,7 @@ import base64
 import html
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,31 +19,49 @@ if TYPE_CHECKING:
     from ..batch import PreparedBatch
 
 RANDOM = (
-    "The embedded model has random weights: shapes, times and norms are real, what it says is nonsense. "
+    "The embedded models have random weights: shapes, times and norms are real, what they say is nonsense. "
     "Load a published snapshot with load_model(folder) for answers."
 )
 _STYLE = (
+    ":root{color-scheme:light dark}"
     "body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #999;padding:.2rem .6rem;text-align:left}"
-    "img{max-width:100%}pre{background:#eee;color:#000;padding:1rem;overflow-x:auto;white-space:pre-wrap}"
+    "img{max-width:100%;background:#fff}pre{border:1px solid #999;padding:1rem;overflow-x:auto;white-space:pre-wrap}"
 )
 
 
-def write(path: Path, title: str, batch: PreparedBatch, norms: Sequence[LayerNorms], texts: Sequence[str]) -> None:
-    """Write the page: the batch as tables, one picture a source, the generated texts."""
-    parts = [f"<h1>{html.escape(title)}</h1><p><strong>{html.escape(RANDOM)}</strong></p>", batch._repr_html_()]
-    for slot, timeline, mine in zip(batch.slots, batch.timeline, norms, strict=True):
+@dataclass(frozen=True, eq=False)
+class Section:
+    """One model's part of the page: `title`, its batch, the norms of each source, and an answer a request."""
+
+    title: str
+    batch: PreparedBatch
+    norms: Sequence[LayerNorms]
+    texts: Sequence[str]
+
+
+def write(path: Path, title: str, sections: Sequence[Section]) -> None:
+    """Write the page: each section's batch as tables, one picture a source, the generated texts."""
+    parts = [f"<h1>{html.escape(title)}</h1><p><strong>{html.escape(RANDOM)}</strong></p>"]
+    for section in sections:
+        parts += _section(section)
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
+    path.write_text(head + "\n".join(parts) + "</html>\n", encoding="utf-8", errors="replace")
+
+
+def _section(section: Section) -> list[str]:
+    batch = section.batch
+    parts = [f"<h2>{html.escape(section.title)}</h2>", batch._repr_html_()]
+    for slot, timeline, norms in zip(batch.slots, batch.timeline, section.norms, strict=True):
         alt = (
             f"{slot.name} over {slot.used_s:.2f} seconds: waveform, {len(slot.windows)} encoder windows, "
-            f"{timeline.n_tokens} audio tokens, and the norm of the states at layers {mine.layers[0]} to {mine.layers[-1]}"
+            f"{timeline.n_tokens} audio tokens, and the norm of the states at layers {norms.layers[0]} to {norms.layers[-1]}"
         )
-        parts.append(
-            f'<h2>{html.escape(slot.name)}</h2><img alt="{html.escape(alt)}" src="{_png(overview(slot, timeline, mine))}">'
-        )
-    for request, text in zip(batch.requests, texts, strict=True):
-        parts.append(f"<h2>Answer</h2><p>{html.escape(request.prompt)}</p><pre>{html.escape(text)}</pre>")
-    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
-    path.write_text(page + "\n".join(parts) + "</html>\n", encoding="utf-8", errors="replace")
+        picture = _png(overview(slot, timeline, norms))
+        parts.append(f'<h3>{html.escape(slot.name)}</h3><img alt="{html.escape(alt)}" src="{picture}">')
+    for request, text in zip(batch.requests, section.texts, strict=True):
+        parts.append(f"<h3>Answer</h3><p>{html.escape(request.prompt)}</p><pre>{html.escape(text)}</pre>")
+    return parts
 
 
 def _png(figure: Figure) -> str:
