@@ -88,6 +88,22 @@ def session_mf_eager(tiny_mf: Path) -> Session:
 
 
 @pytest.fixture(scope="session")
+def tiny_moss() -> Path:
+    """The small MOSS-Music snapshot that the golden values were made with; read only."""
+    return DATA / "moss_music" / "tiny"
+
+
+@pytest.fixture(scope="session")
+def session_moss(tiny_moss: Path) -> Session:
+    return load_model(tiny_moss, device="cpu", dtype=torch.float32, attention="sdpa")
+
+
+@pytest.fixture(scope="session")
+def session_moss_eager(tiny_moss: Path) -> Session:
+    return load_model(tiny_moss, device="cpu", dtype=torch.float32, attention="eager")
+
+
+@pytest.fixture(scope="session")
 def mf_wave() -> Callable[..., Waveform]:
     """`mf_wave(name, first=0, last=None)`: samples of a golden waveform, such as "w2s", at 16 kHz."""
 
@@ -114,7 +130,8 @@ def mf_requests(mf_wave: Callable[..., Waveform]) -> Callable[[dict], list[Reque
 
     def requests(case: dict) -> list[Request]:
         return [
-            Request(r["content_fed"], [mf_wave(Path(a["file"]).stem, *a["slice"]) for a in r["audios"]]) for r in case["requests"]
+            Request(r["content_fed"], [mf_wave(Path(a["file"]).stem, *a["slice"]) for a in r["audios"]])
+            for r in case["requests"]
         ]
 
     return requests

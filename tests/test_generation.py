@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from audiollm import ArgumentError, Request, RequestError, Waveform, load_model
-from audiollm.generation import PROFILES, budget, profile_of
+from audiollm import ArgumentError, Request, RequestError, SessionBusyError, Waveform, load_model
+from audiollm.generation import GREEDY as REFERENCE
+from audiollm.generation import Watcher, budget, library_config, profile_of
 
-REFERENCE = PROFILES["paper_reference"]
 TEXT = Request("Say something.")
 
 
@@ -22,7 +23,7 @@ def noise(n_samples: int) -> Waveform:
 
 
 def test_the_reference_profile_is_greedy_without_penalty():
-    config = REFERENCE.config(7, end_id=1, pad_id=2)
+    config = library_config(REFERENCE.settings(7, end_id=1, pad_id=2))
     assert (config.do_sample, config.num_beams, config.repetition_penalty, config.max_new_tokens) == (False, 1, 1.0, 7)
     assert (config.eos_token_id, config.pad_token_id, config.use_cache) == (1, 2, True)
     assert REFERENCE.max_new_tokens == 16_384
@@ -30,7 +31,7 @@ def test_the_reference_profile_is_greedy_without_penalty():
 
 def test_an_unknown_profile_names_those_there_are():
     with pytest.raises(ArgumentError, match="'paper_reference'"):
-        profile_of("greedy")
+        profile_of("greedy", {"paper_reference": REFERENCE})
 
 
 @pytest.mark.parametrize("asked", (0, -1, 1.5, True, "8"))
@@ -112,3 +113,160 @@ def test_no_false_reminder_about_a_length_of_1200(session_mf, caplog):
         session_mf.generate([Request("x", [noise(960_000)])], max_new_tokens=2)
     assert not [r for r in caplog.records if "predefined maximum length" in r.getMessage()]
     assert not logging.getLogger("transformers.generation.stopping_criteria").filters
+
+
+# Both families: sampling, streaming, stopping, one call at a time.
+
+
+@pytest.fixture(scope="module", params=("mf", "moss"))
+def session(request, session_mf, session_moss):
+    return {"mf": session_mf, "moss": session_moss}[request.param]
+
+
+REQUESTS = (Request("Say <audio> it.", [noise(16_000)]), Request("Text alone, rather longer."))
+
+
+def test_sampling_follows_the_family(session):
+    numbers = {"music_flamingo": (0.7, 0.9), "moss_music": (1.0, 0.8)}[session.family]
+    settings = session.generations([TEXT], "generic_sampled", 2)[0].settings
+    assert (settings["temperature"], settings["top_p"]) == numbers
+    assert (settings["top_k"], settings["seed"], settings["do_sample"]) == (50, 3407, True)
+
+
+def test_sampling_repeats_itself_and_gives_the_random_state_back(session):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = session.generate(REQUESTS, "generic_sampled", 12)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    assert session.generate(REQUESTS, "generic_sampled", 12) == first
+    assert session.generate(REQUESTS, max_new_tokens=12) != first
+
+
+def test_one_stream_a_call_is_torch_s_own(session):
+    """The profile equals the library's sampling after manual_seed(3407), so results carry over to plain scripts."""
+    batch = session.prepare(REQUESTS)
+    wanted = session.generations(REQUESTS, "generic_sampled", 8)
+    settings = {k: v for k, v in wanted[0].settings.items() if k != "seed"}
+    state = torch.get_rng_state()
+    torch.manual_seed(3407)
+    ids = session.model.generate(**batch.inputs, **settings)[:, batch.width :]
+    torch.set_rng_state(state)
+    for answer, row in zip(wanted, ids.tolist(), strict=True):
+        assert list(answer.token_ids) == row[: len(answer.token_ids)]
+
+
+@pytest.mark.parametrize("error", (RuntimeError, KeyboardInterrupt))
+def test_random_state_and_hooks_come_back_after_an_error(session, error):
+    calls = []
+
+    def fail(row: int, text: str) -> None:
+        calls.append(text)
+        if len(calls) == 3:
+            raise error("inside")
+
+    def hooks() -> list:
+        return [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in session.model.modules()]
+
+    before, was = torch.get_rng_state(), hooks()
+    wanted = session.generate(REQUESTS, "generic_sampled", 12)
+    with pytest.raises(error):
+        session.generations(REQUESTS, "generic_sampled", 40, on_text=fail)
+    assert torch.equal(before, torch.get_rng_state()) and hooks() == was
+    assert session.generate(REQUESTS, "generic_sampled", 12) == wanted
+
+
+@pytest.mark.parametrize("profile", ("paper_reference", "generic_sampled"))
+def test_streamed_text_adds_up_to_the_answer(session, profile):
+    pieces: dict[int, list[str]] = {0: [], 1: []}
+    answers = session.generations(REQUESTS, profile, 24, on_text=lambda row, text: pieces[row].append(text))
+    for row, answer in enumerate(answers):
+        assert "".join(pieces[row]) == answer.text
+
+
+def test_streaming_sends_whole_characters():
+    sent: list[str] = []
+    words = {1: b"a", 2: b"\xc3", 3: b"\xa9", 4: b"\xf0\x9f", 5: b"\x8e\xb5", 6: b"\xff"}
+    decode = lambda ids: b"".join(words[i] for i in ids).decode(errors="replace")  # noqa: E731
+    watcher = Watcher(2, 9, decode, lambda row, text: sent.append(text), None)
+    row = [0, 0]
+    for token in (1, 2, 3, 4, 5, 6, 9, 1, 1):
+        row.append(token)
+        watcher(torch.tensor([row]), None)
+    watcher.finish()
+    assert sent == ["a", "é", "🎵", "�"]  # nothing after the end token 9, and the broken byte once it is sure
+
+
+def test_a_stop_function_is_asked_after_every_token(session):
+    asked = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) == 3
+
+    answers = session.generations(REQUESTS, max_new_tokens=40, stop=stop)
+    assert [(len(a.token_ids), a.finish_reason) for a in answers] == [(3, "stopped")] * 2
+
+
+def test_a_stop_event_from_another_thread(session):
+    event = threading.Event()
+    answers = session.generations([TEXT], max_new_tokens=2_000, on_text=lambda *_: event.set(), stop=event)
+    assert answers[0].finish_reason == "stopped" and len(answers[0].token_ids) < 100
+
+
+def test_finish_reasons_and_widths(session, monkeypatch):
+    batch = session.prepare(REQUESTS)
+    answers = session.generations(REQUESTS, max_new_tokens=3)
+    assert [a.finish_reason for a in answers] == ["length"] * 2
+    assert [a.prompt_width for a in answers] == [batch.width] * 2
+    assert [a.prompt_tokens for a in answers] == batch.inputs["attention_mask"].sum(1).tolist()
+    monkeypatch.setattr(type(session._adapter), "end_id", answers[0].token_ids[1])
+    ended = session.generations(REQUESTS[:1], max_new_tokens=30)[0]
+    assert ended.finish_reason == "stop" and ended.token_ids == answers[0].token_ids[:2]
+
+
+def test_settings_cannot_be_changed_afterwards(session):
+    answer = session.generations([TEXT], max_new_tokens=1)[0]
+    with pytest.raises(TypeError):
+        answer.settings["temperature"] = 2.0
+
+
+def test_a_second_call_meanwhile_is_refused(session):
+    batch = session.prepare([TEXT])
+    calls = (
+        lambda: session.generate([TEXT], max_new_tokens=1),
+        lambda: session.forward(batch),
+        lambda: session.extract_audio_embeddings(batch),
+        lambda: session.forward(batch, output_hidden_states=True),
+        lambda: session.extract_contextual_embeddings(session.prepare(REQUESTS), (1,)),
+    )
+    refused = []
+
+    def inside(*args) -> None:
+        for call in calls:
+            with pytest.raises(SessionBusyError) as caught:
+                call()
+            refused.append(caught.value.code)
+
+    handle = session._adapter.blocks()[0].register_forward_pre_hook(inside)
+    session.forward(batch)
+    handle.remove()
+    assert refused == ["busy"] * len(calls)
+    other = threading.Thread(target=lambda: refused.append(session.generate([TEXT], max_new_tokens=1)))
+    other.start()
+    other.join()
+    assert isinstance(refused[-1], list)  # free again, from any thread
+
+
+def test_beams_and_several_sequences_are_refused_with_audio(session):
+    inputs = session.prepare(REQUESTS).inputs
+    for asked in ({"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}):
+        with pytest.raises(ValueError, match="repeat the request"):
+            session.model.generate(**inputs, max_new_tokens=2, **asked)
+    assert len(session.model.generate(**session.prepare([TEXT]).inputs, max_new_tokens=2, num_beams=2)) == 1
+
+
+@pytest.mark.parametrize("arguments", ({"on_text": "print"}, {"stop": True}))
+def test_callbacks_must_be_callable(session, arguments):
+    with pytest.raises(ArgumentError):
+        session.generations([TEXT], max_new_tokens=1, **arguments)

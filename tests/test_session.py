@@ -27,14 +27,34 @@ REQUESTS = (
 LAYERS = (0, 2, -1)
 
 
+@pytest.fixture(scope="module", params=("mf", "moss"))
+def family(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def session(session_mf):
-    return session_mf
+def tiny(family, tiny_mf, tiny_moss):
+    return {"mf": tiny_mf, "moss": tiny_moss}[family]
+
+
+@pytest.fixture(scope="module")
+def session(family, session_mf, session_moss):
+    return {"mf": session_mf, "moss": session_moss}[family]
+
+
+def mel_name(batch) -> str:
+    return next(name for name in ("input_features", "audio_data") if name in batch.inputs)
 
 
 @pytest.fixture(scope="module")
 def together(session):
     return session.prepare(REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def few(session):
+    """A small batch, for what does not depend on its size."""
+    return session.prepare([*REQUESTS[:2], Request("<audio><audio>", [noise(9_000, 2), noise(2_000, 3)])])
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +75,10 @@ def test_prepare_in_a_batch_equals_alone(together, singles):
         row = together.inputs["input_ids"][b]
         assert torch.equal(row[left:], alone.inputs["input_ids"][0])
         assert not together.inputs["attention_mask"][b, :left].any()
-    mel = torch.cat([alone.inputs["input_features"] for alone in singles if "input_features" in alone.inputs])
-    assert torch.equal(together.inputs["input_features"], mel)
+    name = mel_name(together)
+    mels = [row for alone in singles if name in alone.inputs for row in alone.inputs[name]]
+    for mine, want in zip(together.inputs[name], mels, strict=True):
+        assert torch.equal(mine[:, : want.shape[1]], want)
 
 
 def test_slots_and_timeline_in_a_batch_equal_alone(together, singles):
@@ -76,6 +98,8 @@ def test_audio_embeddings_in_a_batch_equal_alone(session, together, singles):
     alone = itertools.chain.from_iterable(session.extract_audio_embeddings(batch) for batch in singles)
     for mine, want in zip(found, alone, strict=True):
         assert close(mine.raw, want.raw) and close(mine.projected, want.projected)
+        assert all(map(close, mine.deepstack_raw, want.deepstack_raw))
+        assert all(map(close, mine.deepstack_projected, want.deepstack_projected))
 
 
 def test_contextual_embeddings_in_a_batch_equal_alone(session, together, singles):
@@ -114,13 +138,13 @@ def test_order_of_requests_changes_nothing_but_order(session, together):
 # Values do not depend on what was called before, or hooked before.
 
 
-def test_order_of_calls_changes_nothing(tiny_mf, session, together):
-    fresh = load_model(tiny_mf, "cpu", torch.float32)
-    want = fresh.extract_contextual_embeddings(together, LAYERS)
-    fresh.model(**together.inputs, output_hidden_states=True)
+def test_order_of_calls_changes_nothing(tiny, session, few):
+    fresh = load_model(tiny, "cpu", torch.float32)
+    want = fresh.extract_contextual_embeddings(few, LAYERS)
+    fresh.model(**few.inputs, output_hidden_states=True)
     fresh.generate(REQUESTS[:2], max_new_tokens=2)
-    fresh.forward(together, output_hidden_states=True)
-    again = fresh.extract_contextual_embeddings(together, LAYERS)
+    fresh.forward(few, output_hidden_states=True)
+    again = fresh.extract_contextual_embeddings(few, LAYERS)
     for a, b in zip(want, again, strict=True):
         assert all(torch.equal(a[k], b[k]) for k in LAYERS)
 
@@ -130,29 +154,29 @@ def doubled(module, args, output):
 
 
 @pytest.mark.parametrize("recorded_before", (False, True))
-def test_an_edit_shows_in_what_is_read_whenever_it_was_registered(tiny_mf, together, recorded_before):
-    model = load_model(tiny_mf, "cpu", torch.float32)
-    plain = model.extract_contextual_embeddings(together, (2, 3))
+def test_an_edit_shows_in_what_is_read_whenever_it_was_registered(tiny, few, recorded_before):
+    model = load_model(tiny, "cpu", torch.float32)
+    plain = model.extract_contextual_embeddings(few, (2, 3))
     if recorded_before:  # installs the library's own recorder hooks for good
-        model.model(**together.inputs, output_hidden_states=True)
-    handle = model.model.model.language_model.layers[1].register_forward_hook(doubled)
-    edited = model.extract_contextual_embeddings(together, (2, 3))
-    states = model.forward(together, output_hidden_states=True).hidden_states
+        model.model(**few.inputs, output_hidden_states=True)
+    handle = model._adapter.blocks()[1].register_forward_hook(doubled)
+    edited = model.extract_contextual_embeddings(few, (2, 3))
+    states = model.forward(few, output_hidden_states=True).hidden_states
     handle.remove()
-    for slot, was, now in zip(together.slots, plain, edited, strict=True):
+    for slot, was, now in zip(few.slots, plain, edited, strict=True):
         assert close(now[2], 2 * was[2], 1e-4)
         assert not close(now[3], was[3], 1e-3)
         assert torch.equal(states[2][slot.sample_index, slot.token_positions], now[2])
 
 
-def test_an_edit_of_what_the_head_receives_shows_in_the_last_layer(session, together):
+def test_an_edit_of_what_the_head_receives_shows_in_the_last_layer(session, few):
     handle = session.model.lm_head.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
-    plain_last = session.extract_contextual_embeddings(together, (-1,))
-    last = session.forward(together, output_hidden_states=True).hidden_states[-1]
+    plain_last = session.extract_contextual_embeddings(few, (-1,))
+    last = session.forward(few, output_hidden_states=True).hidden_states[-1]
     handle.remove()
-    slot = together.slots[0]
+    slot = few.slots[0]
     assert torch.equal(last[slot.sample_index, slot.token_positions], plain_last[0][-1])
-    assert close(plain_last[0][-1] - 1, session.extract_contextual_embeddings(together, (-1,))[0][-1], 1e-5)
+    assert close(plain_last[0][-1] - 1, session.extract_contextual_embeddings(few, (-1,))[0][-1], 1e-5)
 
 
 def hooks_of(model: torch.nn.Module) -> list:
@@ -164,26 +188,26 @@ def hooks_of(model: torch.nn.Module) -> list:
     ]
 
 
-def test_every_call_leaves_no_hook(session, together):
+def test_every_call_leaves_no_hook(session, few):
     before = hooks_of(session.model)
-    session.extract_audio_embeddings(together)
-    session.extract_contextual_embeddings(together, LAYERS)
-    session.forward(together, output_hidden_states=True)
+    session.extract_audio_embeddings(few)
+    session.extract_contextual_embeddings(few, LAYERS)
+    session.forward(few, output_hidden_states=True)
     session.generate(REQUESTS[:1], max_new_tokens=2)
     assert hooks_of(session.model) == before
 
 
 @pytest.mark.parametrize("error", (RuntimeError, KeyboardInterrupt))
 @pytest.mark.parametrize("call", ("extract_contextual_embeddings", "forward"))
-def test_an_exception_inside_leaves_no_hook(session, together, error, call):
+def test_an_exception_inside_leaves_no_hook(session, few, error, call):
     def fail(module, args):
         raise error("inside")
 
     before = hooks_of(session.model)
-    handle = session.model.model.language_model.layers[1].register_forward_pre_hook(fail)
+    handle = session._adapter.blocks()[1].register_forward_pre_hook(fail)
     with pytest.raises(error):
         arguments = {"layers": LAYERS} if call.startswith("extract") else {"output_hidden_states": True}
-        getattr(session, call)(together, **arguments)
+        getattr(session, call)(few, **arguments)
     handle.remove()
     assert hooks_of(session.model) == before
 
@@ -196,9 +220,9 @@ def test_reading_removes_hooks_when_a_layer_does_not_exist(session):
     assert hooks_of(session.model) == before
 
 
-def test_random_state_is_untouched(session, together):
+def test_random_state_is_untouched(session, few):
     before = torch.get_rng_state()
-    session.extract_contextual_embeddings(together, LAYERS)
+    session.extract_contextual_embeddings(few, LAYERS)
     session.generate(REQUESTS[:1], max_new_tokens=2)
     assert torch.equal(before, torch.get_rng_state())
 
@@ -206,68 +230,72 @@ def test_random_state_is_untouched(session, together):
 # What is run and what is kept.
 
 
-def test_blocks_above_the_deepest_layer_and_the_head_do_not_run(session, together):
+def test_blocks_above_the_deepest_layer_and_the_head_do_not_run(session, few):
     ran = []
     blocks = session._adapter.blocks()
     handles = [
         m.register_forward_hook(lambda *_, k=k: ran.append(k)) for k, m in enumerate([*blocks, session.model.lm_head])
     ]
-    session.extract_contextual_embeddings(together, (0, 2))
+    session.extract_contextual_embeddings(few, (0, 2))
     upto = list(ran)
-    session.extract_contextual_embeddings(together, (-1,))
+    session.extract_contextual_embeddings(few, (-1,))
     for handle in handles:
         handle.remove()
     assert upto == [0, 1]
-    assert ran[2:] == [0, 1, 2, 3]
+    assert ran[2:] == list(range(session.n_layers))
 
 
-def test_audio_embeddings_do_not_run_the_language_model(session, together):
+def test_audio_embeddings_do_not_run_the_language_model(session, few):
     ran = []
-    handle = session.model.model.language_model.register_forward_pre_hook(lambda *_: ran.append(1))
-    session.extract_audio_embeddings(together)
+    handle = session._adapter.blocks()[0].register_forward_pre_hook(lambda *_: ran.append(1))
+    session.extract_audio_embeddings(few)
     handle.remove()
     assert not ran
 
 
-def test_only_the_asked_rows_are_kept(session, together):
-    found = session.extract_contextual_embeddings(together, LAYERS)
+def test_only_the_asked_rows_are_kept(session, few):
+    found = session.extract_contextual_embeddings(few, LAYERS)
     stored = sum(t.untyped_storage().nbytes() for states in found for t in states.values())
-    assert stored == together.nbytes(LAYERS) == sum(t.nbytes for states in found for t in states.values())
+    assert stored == few.nbytes(LAYERS) == sum(t.nbytes for states in found for t in states.values())
 
 
 def test_layers_asked_by_two_names_come_under_both(session, singles):
-    states = session.extract_contextual_embeddings(singles[0], (-1, 4, -5, 0))[0]
-    assert tuple(states) == (-1, 4, -5, 0)
-    assert torch.equal(states[-1], states[4]) and torch.equal(states[-5], states[0])
+    n = session.n_layers
+    states = session.extract_contextual_embeddings(singles[0], (-1, n, -n - 1, 0))[0]
+    assert tuple(states) == (-1, n, -n - 1, 0)
+    assert torch.equal(states[-1], states[n]) and torch.equal(states[-n - 1], states[0])
 
 
-@pytest.mark.parametrize("layer", (5, -6, 1.0, True, "1", None))
-def test_a_layer_out_of_range_names_the_range(session, together, layer):
-    with pytest.raises(ArgumentError, match=r"0\.\.4"):
-        session.extract_contextual_embeddings(together, (0, layer))
-    with pytest.raises(ArgumentError, match=r"0\.\.4"):
-        together.nbytes((layer,))
+@pytest.mark.parametrize("layer", (6, -7, 1.0, True, "1", None))
+def test_a_layer_out_of_range_names_the_range(session, few, layer):
+    named = rf"0\.\.{session.n_layers} "
+    with pytest.raises(ArgumentError, match=named):
+        session.extract_contextual_embeddings(few, (0, layer))
+    with pytest.raises(ArgumentError, match=named):
+        few.nbytes((layer,))
 
 
 @pytest.mark.parametrize("layers", (1, "12", None))
-def test_layers_must_be_a_sequence(session, together, layers):
+def test_layers_must_be_a_sequence(session, few, layers):
     with pytest.raises(ArgumentError, match="sequence"):
-        session.extract_contextual_embeddings(together, layers)
+        session.extract_contextual_embeddings(few, layers)
 
 
 def test_text_alone_has_no_embeddings(session):
     batch = session.prepare([REQUESTS[1]])
     assert session.extract_audio_embeddings(batch) == []
     assert session.extract_contextual_embeddings(batch) == []
-    assert session.forward(batch).logits.shape == (1, 1, session.model.config.text_config.vocab_size)
+    assert session.forward(batch).logits.shape == (1, 1, session.model.config.get_text_config().vocab_size)
 
 
-def test_forward_gives_one_row_of_logits_and_every_layer(session, together):
-    out = session.forward(together, output_hidden_states=True)
-    assert out.logits.shape == (5, 1, 274)
-    assert [tuple(h.shape) for h in out.hidden_states] == [(5, together.width, 48)] * 5
-    assert session.forward(together).hidden_states is None
-    assert torch.equal(session.forward(together).logits, out.logits)
+def test_forward_gives_one_row_of_logits_and_every_layer(session, few):
+    out = session.forward(few, output_hidden_states=True)
+    text = session.model.config.get_text_config()
+    assert out.logits.shape == (3, 1, text.vocab_size)
+    shape = (3, few.width, text.hidden_size)
+    assert [tuple(h.shape) for h in out.hidden_states] == [shape] * (session.n_layers + 1)
+    assert session.forward(few).hidden_states is None
+    assert torch.equal(session.forward(few).logits, out.logits)
 
 
 # Gradients.
@@ -278,13 +306,13 @@ def test_without_grad_results_can_still_be_trained_on(session, singles):
     states = session.extract_contextual_embeddings(singles[0], (2,))[0][2]
     for x in (embedding, states):
         assert not x.requires_grad
-        torch.nn.Linear(48, 1)(x).sum().backward()  # inference tensors would refuse
+        torch.nn.Linear(x.shape[1], 1)(x).sum().backward()  # inference tensors would refuse
 
 
 @pytest.mark.parametrize("what", ("audio", "contextual", "forward"))
 def test_grad_keeps_the_graph_from_mel_on(session, what):
     batch = session.prepare([REQUESTS[0]])
-    mel = batch.inputs["input_features"].requires_grad_(True)
+    mel = batch.inputs[mel_name(batch)].requires_grad_(True)
     result = {
         "audio": lambda: session.extract_audio_embeddings(batch, grad=True)[0].projected,
         "contextual": lambda: session.extract_contextual_embeddings(batch, (2,), grad=True)[0][2],
@@ -298,23 +326,24 @@ def test_grad_keeps_the_graph_from_mel_on(session, what):
 # Shapes, dtypes, the rest.
 
 
-def test_bfloat16_runs_everything(tiny_mf):
-    session = load_model(tiny_mf, "cpu", torch.bfloat16)
-    batch = session.prepare(REQUESTS[:3])
-    assert batch.inputs["input_features"].dtype == torch.bfloat16
+def test_bfloat16_runs_everything(tiny, family):
+    session = load_model(tiny, "cpu", torch.bfloat16)
+    batch = session.prepare(REQUESTS[:2])
+    assert batch.inputs[mel_name(batch)].dtype == {"mf": torch.bfloat16, "moss": torch.float32}[family]
     embedding = session.extract_audio_embeddings(batch)[0]
     assert embedding.projected.dtype == torch.bfloat16
     states = session.extract_contextual_embeddings(batch, LAYERS)
     assert states[0][2].dtype == torch.bfloat16
     assert session.forward(batch, output_hidden_states=True).logits.dtype == torch.bfloat16
-    assert len(session.generate(REQUESTS[:3], max_new_tokens=2)) == 3
+    assert len(session.generate(REQUESTS[:2], max_new_tokens=2)) == 2
 
 
 def test_intervals_travel_with_the_embedding(session, together):
     for embedding, timeline in zip(session.extract_audio_embeddings(together), together.timeline, strict=True):
         assert embedding.intervals.shape == (len(embedding.raw), 2)
         assert np.array_equal(embedding.intervals, timeline.token_intervals())
-        assert embedding.deepstack_raw == () == embedding.deepstack_projected
+        deep = {"music_flamingo": 0, "moss_music": 3}[session.family]
+        assert len(embedding.deepstack_raw) == len(embedding.deepstack_projected) == deep
 
 
 def test_the_slot_plays_what_the_model_heard(together):
@@ -329,8 +358,8 @@ def test_reprs_are_deterministic_and_escaped(session):
     a, b = (session.prepare([request]) for _ in range(2))
     assert repr(a) == repr(b) and a._repr_html_() == b._repr_html_()
     assert "&lt;b&gt;bold" in a._repr_html_() and "0x" not in repr(a)
-    assert repr(a).splitlines()[0] == "PreparedBatch(1 request(s), 1 source(s), prompt width 106)"
-    assert "1 x 0.04 s" in repr(a)
+    assert repr(a).splitlines()[0] == f"PreparedBatch(1 request(s), 1 source(s), prompt width {a.width})"
+    assert f"1 x {a.timeline[0].clock.token_s:g} s" in repr(a)
 
 
 @pytest.mark.parametrize("requests", ([], Request("x"), ["x"], None))
@@ -339,10 +368,10 @@ def test_requests_must_be_a_list_of_requests(session, requests):
         session.prepare(requests)
 
 
-def test_a_session_is_freed_with_its_last_name(tiny_mf):
+def test_a_session_is_freed_with_its_last_name(tiny):
     import weakref
 
-    session = load_model(tiny_mf, "cpu", torch.float32)
+    session = load_model(tiny, "cpu", torch.float32)
     batch = session.prepare(REQUESTS[:1])
     session.extract_contextual_embeddings(batch, (1,))
     seen = weakref.ref(session.model)
