@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from .errors import ArgumentError, SnapshotError
 from .families import Family, for_model_type, known_model_types
 from .session import Session
-from .snapshot import Snapshot
+from .snapshot import Snapshot, read_json
 
 TRANSFORMERS = SpecifierSet(">=5.16,<5.25")
 ATTENTION = ("sdpa", "eager", "flash_attention_2")
@@ -135,9 +135,12 @@ def empty_model(family: type[Family], snapshot: Snapshot, attention: str = "sdpa
 
 def checked_processor(family: type[Family], snapshot: Snapshot) -> Any:
     """The snapshot's tokenizer and feature extractor. Raises: SnapshotError where their files cannot be read."""
+    for path in sorted(snapshot.folder.glob("*.json")):
+        if any(word in path.name for word in ("token", "vocab", "processor")):
+            read_json(path)
     try:
         return family.load_processor(snapshot.folder)
-    except (OSError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except Exception as error:  # the tokenizers library raises Exception itself for files it cannot use
         raise SnapshotError(
             f"the tokenizer or processor files of {snapshot.folder} cannot be read: {error}",
             code="bad_weights",
