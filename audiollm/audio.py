@@ -13,12 +13,15 @@ import os
 import stat
 import struct
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .errors import AudioError
+from .paths import local_path
 from .request import Waveform, check_rate
 
 # A resampling filter has 20 * max(up, down) + 1 taps; past this the ratio is taken for a mistake.
@@ -26,6 +29,10 @@ MAX_FILTER_TAPS = 200_000
 _BLOCK_SAMPLES = 1 << 20
 # MP3 frame counts in headers are estimates; two MP3 frames of slack are no sign of damage.
 _FRAME_SLACK = 2_304
+# Past this level the power spectrum would leave float32; full scale is 1.0.
+LOUDEST = 1e12
+# What libsndfile gives for a length that it does not know is near 2**63.
+_UNKNOWN_FRAMES = 1 << 48
 # libsndfile's error numbers: format not recognised; not a regular file (what it says of text named .mp3).
 _NOT_AUDIO = (1, 7)
 
@@ -75,7 +82,10 @@ def read_header(audio: str | Path | Waveform, name: str | None = None) -> Header
     path = _checked_file(audio)
     with _opened(path) as file:
         rate = check_rate(file.samplerate, f"the sample rate of {path}")
-        return Header(name or path.name, path, file.frames, rate, file.channels)
+        frames = file.frames if file.frames < _UNKNOWN_FRAMES else sum(len(block) for block in _blocks(file, path))
+        if frames == 0:
+            raise AudioError(f"{path} holds no samples that can be decoded", code="empty", source=path)
+        return Header(name or path.name, path, frames, rate, file.channels)
 
 
 def decode(
@@ -94,6 +104,7 @@ def decode(
     keep = None if max_s is None else _native_frames(max_s, header.sample_rate, up, down)
     if isinstance(audio, Waveform):
         mono, frames = audio.samples[:keep], len(audio.samples)
+        _check_level(mono[:, None], 0, header.name)
     else:
         assert header.path is not None
         mono, frames = _read_mono(header.path, header, keep)
@@ -139,11 +150,11 @@ def readable_formats() -> str:
 
 
 def _checked_file(audio: str | Path) -> Path:
-    path = Path(audio).expanduser()
+    path = local_path(audio, "audio")
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError, RuntimeError) as error:
-        what = "is a link to nothing" if path.is_symlink() else f"cannot be found ({_reason(error)})"
+        what = "is a link to nothing" if os.path.islink(path) else f"cannot be found ({_reason(error)})"  # noqa: PTH114
         raise AudioError(f"{path} {what}; check the path", code="not_found", source=path) from None
     if not stat.S_ISREG(mode):
         what = "folder" if stat.S_ISDIR(mode) else "device, pipe or socket"
@@ -163,7 +174,8 @@ def _opened(path: Path):  # type: ignore[no-untyped-def]  # soundfile has no typ
     import soundfile
 
     try:
-        file = soundfile.SoundFile(path)
+        # As bytes, a name need not be UTF-8.
+        file = soundfile.SoundFile(os.fsencode(path) if os.name == "posix" else path)
     except TypeError:  # a headerless file by its name: soundfile asks for rate and channels
         raise _unsupported(path) from None
     except soundfile.LibsndfileError as error:
@@ -213,22 +225,11 @@ def _native_frames(max_s: float, native_rate: int, up: int, down: int) -> int:
 
 def _read_mono(path: Path, header: Header, keep: int | None) -> tuple[np.ndarray, int]:
     """The mean over channels of the first `keep` frames, and how many frames the file really holds."""
-    import soundfile
-
     blocks: list[np.ndarray] = []
     frames = 0
-    step = max(1, _BLOCK_SAMPLES // header.channels)
     with _opened(path) as file:
-        while keep is None or frames < keep:
-            try:
-                block = file.read(step if keep is None else min(step, keep - frames), dtype="float32", always_2d=True)
-            except soundfile.LibsndfileError as error:
-                raise AudioError(
-                    f"{path} cannot be decoded past frame {frames}: {error.error_string}", code="corrupt", source=path
-                ) from None
-            if len(block) == 0:
-                break
-            _check_finite(block, frames, path)
+        for block in _blocks(file, path, keep):
+            _check_level(block, frames, path)
             blocks.append(block.mean(axis=1))
             frames += len(block)
     if frames == 0:
@@ -240,14 +241,36 @@ def _read_mono(path: Path, header: Header, keep: int | None) -> tuple[np.ndarray
     return np.concatenate(blocks), frames
 
 
-def _check_finite(block: np.ndarray, first: int, path: Path) -> None:
-    bad = np.argwhere(~np.isfinite(block))
+def _blocks(file: Any, path: Path, keep: int | None = None) -> Iterator[np.ndarray]:
+    """The first `keep` frames of an open file, or all, as arrays [frames, channels] of bounded size."""
+    import soundfile
+
+    step = max(1, _BLOCK_SAMPLES // file.channels)
+    frames = 0
+    while keep is None or frames < keep:
+        try:
+            block = file.read(step if keep is None else min(step, keep - frames), dtype="float32", always_2d=True)
+        except soundfile.LibsndfileError as error:
+            raise AudioError(
+                f"{path} cannot be decoded past frame {frames}: {error.error_string}", code="corrupt", source=path
+            ) from None
+        if len(block) == 0:
+            return
+        frames += len(block)
+        yield block
+
+
+def _check_level(block: np.ndarray, first: int, name: str | Path) -> None:
+    """Refuse NaN, infinity and levels past `LOUDEST` in samples [frames, channels] that begin at frame `first`."""
+    bad = np.argwhere(~(np.abs(block) <= LOUDEST))
     if len(bad):
         frame, channel = (int(v) for v in bad[0])
+        value = block[frame, channel]
+        what = "is past any level that mel can hold; full scale is 1.0" if np.isfinite(value) else "repair it first"
         raise AudioError(
-            f"{path} holds {block[frame, channel]} at frame {first + frame}, channel {channel}; repair the file first",
+            f"{name} holds {value} at frame {first + frame}, channel {channel}: {what}",
             code="non_finite",
-            source=f"{path}:{first + frame}",
+            source=f"{name}:{first + frame}",
         )
 
 

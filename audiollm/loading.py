@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from packaging.specifiers import SpecifierSet
 from transformers import GenerationConfig
 
@@ -21,6 +22,8 @@ from .session import Session
 from .snapshot import Snapshot, read_json
 
 TRANSFORMERS = SpecifierSet(">=5.16,<5.25")
+# What the libraries raise for a config.json that describes no model.
+_CONFIG_ERRORS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ArithmeticError)
 ATTENTION = ("sdpa", "eager", "flash_attention_2")
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 
@@ -128,7 +131,7 @@ def empty_model(family: type[Family], snapshot: Snapshot, attention: str = "sdpa
     try:
         with torch.device("meta"):
             return family.build(snapshot.config, attention)
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+    except (*_CONFIG_ERRORS, StrictDataclassError) as error:
         path = snapshot.folder / "config.json"
         raise SnapshotError(f"{path} does not describe a model: {error}", code="bad_weights", source=path) from error
 

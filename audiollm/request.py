@@ -84,8 +84,9 @@ class Request:
 
 def check_rate(rate: object, source: str) -> int:
     """Return `rate` as an int, or raise AudioError `bad_rate`; whole floats and numpy integers are taken."""
-    whole = isinstance(rate, (int, float, np.integer, np.floating)) and not isinstance(rate, (bool, np.bool_))
-    if not whole or not math.isfinite(rate) or int(rate) != rate:  # type: ignore[call-overload, arg-type]
+    number = isinstance(rate, (int, np.integer)) and not isinstance(rate, bool)
+    whole = isinstance(rate, (float, np.floating)) and math.isfinite(rate) and int(rate) == rate
+    if not number and not whole:
         raise AudioError(
             f"{source} is {rate!r}; a sample rate is a whole number of Hz, such as 44100",
             code="bad_rate",
@@ -141,9 +142,19 @@ def _as_numpy(samples: object, where: str) -> np.ndarray:
     if hasattr(samples, "detach") and hasattr(samples, "cpu"):
         import torch
 
+        if samples.is_meta or samples.layout is not torch.strided:
+            raise AudioError(
+                f"{where} is a {'meta' if samples.is_meta else 'sparse'} tensor; pass a dense one that holds values",
+                code="bad_dtype",
+                source=where,
+            )
         tensor = samples.detach().cpu().resolve_conj().resolve_neg()
         if tensor.dtype in (torch.float16, torch.bfloat16):
-            tensor = tensor.float()
+            return tensor.float().numpy()
+        if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
+            raise AudioError(
+                f"{where} has dtype {tensor.dtype}; pass `x.float()`, at full scale 1.0", code="bad_dtype", source=where
+            )
         return tensor.numpy()
     raise AudioError(
         f"{where} is a {type(samples).__name__}; pass a numpy array or torch tensor [N], e.g. "

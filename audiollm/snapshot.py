@@ -9,6 +9,7 @@ of the weights in memory.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .errors import SnapshotError
+from .paths import local_path
 from .weights import FLOATS, Entry, copied, opened, read_entries
 
 if TYPE_CHECKING:
@@ -39,8 +41,8 @@ class Snapshot:
         Raises: SnapshotError `not_found` where it is no folder (a hub name is not looked up), `bad_weights` where the
         configuration is missing or unreadable.
         """
-        path = Path(folder).expanduser()
-        if not path.is_dir():
+        path = local_path(folder, "local_snapshot")
+        if not os.path.isdir(path):  # noqa: PTH112  unlike Path.is_dir, it takes names that no file system takes
             raise SnapshotError(
                 f"{folder} is not a folder; give the path of a local snapshot. Nothing is downloaded here: fetch a "
                 "model first, for example with `hf download NAME --local-dir FOLDER`",

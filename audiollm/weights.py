@@ -96,7 +96,13 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _entry(name: str, fields: Any, path: Path) -> tuple[Entry, int, int]:
     known: dict[str, Any] = fields if isinstance(fields, dict) else {}
     dtype, shape, offsets = (known.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if dtype not in _ITEM_BYTES or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+    if (
+        not isinstance(dtype, str)
+        or dtype not in _ITEM_BYTES
+        or not _are_counts(shape)
+        or not _are_counts(offsets)
+        or len(offsets) != 2
+    ):
         raise _bad(path, f"describes tensor {name!r} in a way that is not safetensors: {str(fields)[:120]}")
     begin, end = offsets
     if math.prod(shape) * _ITEM_BYTES[dtype] != end - begin:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import jinja2
 import numpy as np
 import torch
 from transformers import (
@@ -55,7 +56,7 @@ class MusicFlamingo(Family):
             token_sees=f"the whole {extractor.chunk_length} s window in the tower; in the language model also every "
             "position before it",
         )
-        self.max_s = float(processor.max_audio_len)
+        self.max_s = _positive(processor.max_audio_len)
         self.context = int(model.config.text_config.max_position_embeddings)
         self._check_ids()
         _assign_windows_rightly(model.model)
@@ -123,25 +124,26 @@ class MusicFlamingo(Family):
 
     def _rendered(self, content: str) -> tuple[str, int, int]:
         """The chat template around a user's turn, and the characters where the user's and assistant's turns begin."""
-        head, tail = self._template(_PROBE).split(_PROBE)
+        head, probe, tail = self._template(_PROBE).partition(_PROBE)
+        if not probe or _PROBE in tail:
+            raise _bad_template("does not give the user's text once")
         text = self._template(content)
         if text != head + content + tail:
-            raise SnapshotError(
-                "the snapshot's chat template changes the user's text; a template must keep a string as it is",
-                code="bad_weights",
-                source="chat_template.jinja",
-            )
+            raise _bad_template("changes the user's text; a template must keep a string as it is")
         user_at = max(head.rfind(_TURN), 0)
         assistant_at = len(head) + len(content) + max(tail.find(_TURN), 0)
         return text, user_at, assistant_at
 
     def _template(self, content: str) -> str:
-        return self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}],
-            chat_template=self.processor.chat_template,
-            tokenize=False,
-            add_generation_prompt=True,
-        )
+        try:
+            return self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}],
+                chat_template=self.processor.chat_template,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            raise _bad_template(f"cannot be used ({error})") from error
 
     def features(self, waveforms: Sequence[np.ndarray]) -> Any:
         """input_features [W, 128, 3000] float32 and input_features_mask [W, 3000] of one request's windows.
@@ -196,6 +198,22 @@ class MusicFlamingo(Family):
     def audio_dtype(self) -> torch.dtype:
         """The tower's own dtype; it refuses any other."""
         return self.model.model.audio_tower.conv1.weight.dtype
+
+
+def _bad_template(what: str) -> SnapshotError:
+    source = "chat_template.jinja"
+    return SnapshotError(f"the snapshot's chat template {what}", code="bad_weights", source=source)
+
+
+def _positive(seconds: Any) -> float:
+    """The longest audio in seconds, as the processor's files say it."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+        raise SnapshotError(
+            f"processor_config.json says max_audio_len {seconds!r}; it must be a number of seconds",
+            code="bad_weights",
+            source="max_audio_len",
+        )
+    return float(seconds)
 
 
 def _valid(model: PreTrainedModel, mask: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
