@@ -24,6 +24,13 @@ def session():
     return demo.load()
 
 
+@pytest.mark.parametrize("name", demo.SNAPSHOTS)
+def test_every_embedded_snapshot_loads_and_answers(name):
+    session = demo.load(name)
+    assert session.family == name
+    assert len(session.generate([Request("Describe this.", [demo.clips()["mix"]])], max_new_tokens=3)) == 1
+
+
 @pytest.fixture(scope="module")
 def batch(session):
     return session.prepare([Request("Describe this.", [demo.clips()["long_mix"], demo.clips()["bass"]])])
@@ -33,8 +40,9 @@ def folder_bytes(folder) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_the_embedded_snapshot_is_small_and_says_it_is_random():
-    folder = demo.snapshot("music_flamingo")
+@pytest.mark.parametrize("name", demo.SNAPSHOTS)
+def test_the_embedded_snapshot_is_small_and_says_it_is_random(name):
+    folder = demo.snapshot(name)
     assert folder_bytes(folder) < 1.5e6
     assert "random weights" in (folder / "README.md").read_text()
     assert folder_bytes(folder.parent / "clips") <= 3e6
@@ -104,11 +112,11 @@ def test_the_demo_command_says_what_it_finds_and_writes_a_page(tmp_path, capsys)
     page = tmp_path / "page.html"
     assert main(["demo", "--out", str(page)]) == 0
     said = capsys.readouterr().out
-    for expected in ("random weights", "900 x 0.04 s at positions", "raw [900, 64]", "mean by layer", "->"):
+    for expected in ("random weights", "900 x 0.04 s at positions", "450 x 0.08 s", "raw [900, 64]", "3 deepstack", "->"):
         assert expected in said
     links = Links()
     links.feed(page.read_text())
-    assert links.found == [] and len(links.images) == 3
+    assert links.found == [] and len(links.images) == 6
     assert all("encoder windows" in image["alt"] for image in links.images)
     assert "random weights" in page.read_text()
 
