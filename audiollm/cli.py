@@ -1,4 +1,6 @@
-"""The command line: `demo` checks an installation, `inspect` looks at a snapshot, `doctor` at the machine."""
+"""The command line: `demo` checks an installation, `inspect` looks at a snapshot, `doctor` at the machine; `decode` and
+`encode` run the codec.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .codec import cli as codec
 from .errors import AudioLLMError
 
 
@@ -37,6 +40,8 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="say what this installation is and can")
     doctor.set_defaults(run=_doctor)
+
+    codec.add_parsers(commands)
     return parser
 
 
@@ -59,11 +64,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _demo(arguments: argparse.Namespace) -> int:
     from . import demo
+    from .codec.example import run_demo
     from .demo import report
 
     print(report.RANDOM)
     sections = [_demo_of(name) for name in demo.SNAPSHOTS]
-    report.write(arguments.out, "audiollm demo", sections)
+    decoded = run_demo()
+    print(f"\n{decoded}")
+    report.write(arguments.out, "audiollm demo", sections, decoded._repr_html_())
     print(f"\nwrote {arguments.out}")
     return 0
 

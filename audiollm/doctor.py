@@ -13,6 +13,8 @@ from .audio import readable_formats
 
 # What the package needs, as pyproject says it; a test compares the two. A checkout may run without being installed.
 REQUIREMENTS = (
+    "gguf>=0.19",
+    "huggingface-hub>=1.0",
     "jinja2>=3.1",
     "matplotlib>=3.8",
     "numpy>=1.26",

@@ -212,7 +212,9 @@ def test_a_cut_mp3_warns_with_both_lengths(written) -> None:
     path = written("cut.mp3", NOISE, 48_000)
     path.write_bytes(path.read_bytes()[:4_000])
     with pytest.warns(UserWarning, match=r"cut\.mp3: the header declares .* frames and .* could be decoded"):
-        decode(path, 16_000)
+        decoded = decode(path, 16_000)
+    assert len(decoded.samples) == -(-decoded.header.frames // 3)
+    assert decoded.duration_s == decoded.header.frames / 48_000 < 1.0
 
 
 @pytest.mark.filterwarnings("error")
@@ -229,9 +231,10 @@ def test_a_flac_cut_in_the_middle_is_corrupt(written) -> None:
     assert caught.value.code == "corrupt"
 
 
-def test_a_flac_that_declares_too_many_frames_is_refused(written) -> None:
+@pytest.mark.parametrize("declared", [10 * len(NOISE), 2**35], ids=["some", "terabytes"])
+def test_a_flac_that_declares_too_many_frames_is_refused(declared: int, written) -> None:
     path = written("lies.flac", NOISE)
-    declare_frames(path, 10 * len(NOISE))
+    declare_frames(path, declared)
     with pytest.raises(AudioError) as caught:
         decode(path, 16_000)
     assert caught.value.code == "corrupt"
@@ -356,10 +359,18 @@ def test_a_forbidden_file_is_refused(written) -> None:
         read_header(path)
 
 
-def test_an_unsupported_file_is_told_what_can_be_read(tmp_path) -> None:
-    (tmp_path / "notes.wav").write_text("hello, this is no audio at all, it is text")
+def test_a_file_of_0_bytes_is_empty(tmp_path) -> None:
+    (tmp_path / "nothing.wav").touch()
+    with pytest.raises(AudioError, match=r"nothing\.wav is a file of 0 bytes") as caught:
+        read_header(tmp_path / "nothing.wav")
+    assert caught.value.code == "empty"
+
+
+@pytest.mark.parametrize("name", ["notes.wav", "notes.mp3", "notes"])
+def test_an_unsupported_file_is_told_what_can_be_read(name: str, tmp_path) -> None:
+    (tmp_path / name).write_text("hello, this is no audio at all, it is text")
     with pytest.raises(AudioError, match=r"convert it to WAV or FLAC.*Readable: .*FLAC.*MP3.*WAV") as caught:
-        read_header(tmp_path / "notes.wav")
+        read_header(tmp_path / name)
     assert caught.value.code == "unsupported"
 
 

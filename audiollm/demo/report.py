@@ -40,11 +40,12 @@ class Section:
     texts: Sequence[str]
 
 
-def write(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Write the page: each section's batch as tables, one picture a source, the generated texts."""
+def write(path: Path, title: str, sections: Sequence[Section], codec: str) -> None:
+    """Write the page: each section's batch as tables, one picture a source, the generated texts; then the codec's HTML."""
     parts = [f"<h1>{html.escape(title)}</h1><p><strong>{html.escape(RANDOM)}</strong></p>"]
     for section in sections:
         parts += _section(section)
+    parts.append(f"<h2>Codec</h2>{codec}")
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
     path.write_text(head + "\n".join(parts) + "</html>\n", encoding="utf-8", errors="replace")
 
