@@ -122,6 +122,19 @@ def test_direct_logits_in_a_batch_equal_alone(session, together, singles):
             assert close(found[b, -batch.width :], session.model(**batch.inputs).logits[0], 1e-4)
 
 
+def test_positions_count_from_each_row_s_first_token(session, few):
+    """Left padding must not turn the rotary angles of a row: in bfloat16 that alone would change its values."""
+    seen = []
+    block = session._adapter.blocks()[0]
+    handle = block.register_forward_pre_hook(lambda m, a, kw: seen.append(kw["position_ids"]), with_kwargs=True)
+    session.forward(few)
+    session.extract_contextual_embeddings(few, (1,))
+    handle.remove()
+    for positions in seen:
+        for row, mask in zip(positions, few.inputs["attention_mask"].bool(), strict=True):
+            assert row[mask].tolist() == list(range(int(mask.sum())))
+
+
 def test_greedy_text_in_a_batch_equals_alone(session):
     requests = REQUESTS[:4]
     found = session.generate(requests, max_new_tokens=8)
