@@ -182,6 +182,18 @@ def test_an_edit_shows_in_what_is_read_whenever_it_was_registered(tiny, few, rec
         assert torch.equal(states[2][slot.sample_index, slot.token_positions], now[2])
 
 
+def test_what_is_read_is_what_the_next_block_receives(session, few):
+    """An edit at a block's own door, where no output of the block before shows it."""
+    plain = session.extract_contextual_embeddings(few, (2,))
+    handle = session._adapter.blocks()[2].register_forward_pre_hook(lambda module, args: (args[0] + 1, *args[1:]))
+    edited = session.extract_contextual_embeddings(few, (2,))
+    states = session.forward(few, output_hidden_states=True).hidden_states[2]
+    handle.remove()
+    for slot, was, now in zip(few.slots, plain, edited, strict=True):
+        assert close(now[2], was[2] + 1)
+        assert torch.equal(states[slot.sample_index, slot.token_positions], now[2])
+
+
 def test_an_edit_of_what_the_head_receives_shows_in_the_last_layer(session, few):
     handle = session.model.lm_head.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     plain_last = session.extract_contextual_embeddings(few, (-1,))
