@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -136,7 +136,7 @@ def _float32_copy(samples: object) -> np.ndarray:
     return copy
 
 
-def _as_numpy(samples: object, where: str) -> np.ndarray:
+def _as_numpy(samples: Any, where: str) -> np.ndarray:
     if isinstance(samples, np.ndarray):
         return samples
     if hasattr(samples, "detach") and hasattr(samples, "cpu"):

@@ -241,6 +241,19 @@ def test_results_need_no_gradient_and_leave_torch_as_it_was():
     assert probe.weight.grad is not None
 
 
+def test_runs_are_in_inference_mode_inside():
+    from audiollm.codec.decoding import decode, encode
+
+    model, modes = snapshot_model("tiny"), []
+
+    def tap(*_):
+        modes.append(torch.is_inference_mode_enabled())
+
+    list(decode(model.decoder, np.zeros((2, 32), dtype=np.int64), 1, False, tap))
+    encode(model.encoder, np.zeros(768, dtype=np.float32), 1, False, tap)
+    assert modes and all(modes)
+
+
 def test_an_interrupted_decode_leaves_a_usable_model(monkeypatch):
     model, codes = gguf_model(), gguf_codes("T37")
     before = model.codes2speech.infer(codes).samples

@@ -202,6 +202,11 @@ def test_the_encoder_is_read_only_when_asked_for(folder, monkeypatch):
     assert read == ["encoder"]
 
 
+def test_the_encoder_is_read_once(folder):
+    model = codec.Model.from_pretrained(folder, device="cpu")
+    assert model.encoder is model.encoder
+
+
 def test_code_in_a_folder_never_runs(folder):
     (folder / "modeling_moss_audio_tokenizer.py").write_text("raise SystemExit('ran')\n")
     (folder / "configuration_moss_audio_tokenizer.py").write_text("raise SystemExit('ran')\n")

@@ -112,7 +112,15 @@ def test_the_demo_command_says_what_it_finds_and_writes_a_page(tmp_path, capsys)
     page = tmp_path / "page.html"
     assert main(["demo", "--out", str(page)]) == 0
     said = capsys.readouterr().out
-    for expected in ("random weights", "900 x 0.04 s at positions", "450 x 0.08 s", "raw [900, 64]", "3 deepstack", "32 codebooks", "->"):
+    wanted = (
+        "random weights",
+        "900 x 0.04 s at positions",
+        "450 x 0.08 s",
+        "raw [900, 64]",
+        "3 deepstack",
+        "32 codebooks",
+    )
+    for expected in (*wanted, "->"):
         assert expected in said
     links = Links()
     links.feed(page.read_text())

@@ -136,10 +136,14 @@ def conda_lines() -> dict[str, SpecifierSet]:
 
 def test_environment_yml_says_what_pyproject_says():
     test = PROJECT["project"]["optional-dependencies"]["test"]
-    wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, PROJECT["project"]["dependencies"] + test)}
+    wanted = {
+        canonicalize_name(r.name): r.specifier for r in map(Requirement, PROJECT["project"]["dependencies"] + test)
+    }
     from_pypi = [line for line in CONDA["dependencies"] if isinstance(line, dict)]
     assert from_pypi == [{"pip": ["-e .", f"loom-py-rt{wanted.pop('loom-py-rt')}"]}]
-    found = {canonicalize_name(CONDA_NAMES.get(n, n)): s for n, s in conda_lines().items() if n not in ("python", "pip")}
+    found = {
+        canonicalize_name(CONDA_NAMES.get(n, n)): s for n, s in conda_lines().items() if n not in ("python", "pip")
+    }
     assert found == wanted
     assert CONDA["channels"] == ["conda-forge", "nodefaults"]
     assert SpecifierSet(PROJECT["project"]["requires-python"]).contains("3.11")

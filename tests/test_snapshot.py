@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -201,16 +202,14 @@ def test_a_default_dtype_of_the_callers_changes_nothing(tiny_mf: Path, session_m
     check_buffers(session, built_on_cpu)
 
 
-def test_the_snapshot_is_not_written_to_or_mapped(mf_copy: Path) -> None:
-    session = load_model(mf_copy, **CPU)
-    before = (mf_copy / SINGLE).read_bytes()
-    kept = session.model.state_dict()[NORM_INSIDE].clone()
-    with torch.no_grad():
-        session.model.state_dict()[NORM_INSIDE].add_(1)
-    assert (mf_copy / SINGLE).read_bytes() == before
+def test_the_snapshot_is_neither_written_to_nor_kept_mapped(mf_copy: Path, session_mf: Session) -> None:
+    session, before = load_model(mf_copy, **CPU), (mf_copy / SINGLE).read_bytes()
     with (mf_copy / SINGLE).open("r+b") as file:
         file.write(bytes(len(before)))
-    assert torch.equal(session.model.state_dict()[NORM_INSIDE], kept + 1)
+    assert is_equal(session, session_mf)
+    with torch.no_grad():
+        session.model.state_dict()[NORM_INSIDE].add_(1)
+    assert (mf_copy / SINGLE).read_bytes() == bytes(len(before))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -627,7 +626,13 @@ def test_other_attentions_are_refused(attention: object, tiny_mf: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_flash_attention_on_the_cpu_is_refused_at_once(dtype: torch.dtype, tiny_mf: Path) -> None:
+@pytest.mark.parametrize("installed", [False, True])
+def test_flash_attention_on_the_cpu_is_refused_at_once(installed, dtype, tiny_mf: Path, monkeypatch) -> None:
+    find = importlib.util.find_spec
+    flash = importlib.util.spec_from_loader("flash_attn", None) if installed else None
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *how: flash if name == "flash_attn" else find(name, *how)
+    )
     with pytest.raises(ArgumentError, match=r'flash_attention_2.*attention="sdpa"'):
         load_model(tiny_mf, device="cpu", dtype=dtype, attention="flash_attention_2")
 

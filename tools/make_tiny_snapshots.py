@@ -12,11 +12,10 @@ import json
 from pathlib import Path
 
 import torch
+from audiollm.vendor.moss_music import MossMusicConfig, MossMusicForConditionalGeneration
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import MusicFlamingoConfig, MusicFlamingoForConditionalGeneration
-
-from audiollm.vendor.moss_music import MossMusicConfig, MossMusicForConditionalGeneration
 
 DEMO = Path(__file__).resolve().parent.parent / "audiollm" / "demo"
 SEED = 20261130
@@ -212,7 +211,9 @@ def moss_music(folder: Path) -> None:
         folder / "preprocessor_config.json",
         {"processor_class": "MossMusicProcessor", "enable_time_marker": True} | {key: ids[text] for key, text in named},
     )
-    write_json(folder / "generation_config.json", {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]})
+    write_json(
+        folder / "generation_config.json", {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]}
+    )
     config = moss_music_config(ids, tokenizer.get_vocab_size())
     write_json(folder / "config.json", config)
     model = MossMusicForConditionalGeneration(MossMusicConfig.from_dict(config))

@@ -100,7 +100,7 @@ def capture(
         raise CodecError(
             f"nothing came by at {silent}; this is a fault of the codec", code="bad_argument", source="layers"
         )
-    joined = {key: torch.cat(pieces).clone() for key, pieces in found.items()}
+    joined = {key: torch.cat(pieces) for key, pieces in found.items()}
     return Capture(
         audio=Audio(samples, model.config.sample_rate, model.config.channels),
         latents=joined[-1, "output"],

@@ -119,5 +119,7 @@ class Progress:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is a Jupyter kernel."""
-    return "ipykernel" in sys.modules
+    """Whether this process is a Jupyter kernel; that its package was imported does not make it one."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    return hasattr(shell, "kernel")
