@@ -81,7 +81,7 @@ def read_header(audio: str | Path | Waveform, name: str | None = None) -> Header
         return Header(name or "waveform", None, len(audio.samples), audio.sample_rate, 1)
     path = _checked_file(audio)
     with _opened(path) as file:
-        rate = check_rate(file.samplerate, f"the sample rate of {path}")
+        rate = check_rate(file.samplerate, f"the sample rate of {path}", path)
         frames = file.frames if file.frames < _UNKNOWN_FRAMES else sum(len(block) for block in _blocks(file, path))
         if frames == 0:
             raise AudioError(f"{path} holds no samples that can be decoded", code="empty", source=path)

@@ -82,19 +82,23 @@ class Request:
         return self.prompt.count(MARKER)
 
 
-def check_rate(rate: object, source: str) -> int:
-    """Return `rate` as an int, or raise AudioError `bad_rate`; whole floats and numpy integers are taken."""
+def check_rate(rate: object, what: str, source: object = None) -> int:
+    """Return `rate` as an int, or raise AudioError `bad_rate`; whole floats and numpy integers are taken.
+
+    `what` names it in the message, `source` is what is at fault (by default `what`).
+    """
+    source = what if source is None else source
     number = isinstance(rate, (int, np.integer)) and not isinstance(rate, bool)
     whole = isinstance(rate, (float, np.floating)) and math.isfinite(rate) and int(rate) == rate
     if not number and not whole:
         raise AudioError(
-            f"{source} is {rate!r}; a sample rate is a whole number of Hz, such as 44100",
+            f"{what} is {rate!r}; a sample rate is a whole number of Hz, such as 44100",
             code="bad_rate",
             source=source,
         )
     if not MIN_RATE <= int(rate) <= MAX_RATE:  # type: ignore[call-overload]
         raise AudioError(
-            f"{source} is {rate} Hz, outside {MIN_RATE:,}-{MAX_RATE:,} Hz; check the unit (Hz, not kHz)",
+            f"{what} is {rate} Hz, outside {MIN_RATE:,}-{MAX_RATE:,} Hz; check the unit (Hz, not kHz)",
             code="bad_rate",
             source=source,
         )

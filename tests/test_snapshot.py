@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import load, save_file
 from transformers import MusicFlamingoConfig, MusicFlamingoForConditionalGeneration
 
-import audiollm.weights
 from audiollm import ArgumentError, AudioLLMError, Request, RequestError, Session, SnapshotError, Waveform, load_model
 from audiollm.families.music_flamingo import MusicFlamingo
 from audiollm.snapshot import INDEX, SINGLE, Snapshot
@@ -338,8 +337,7 @@ def test_two_names_of_one_tensor_are_refused(mf_copy: Path) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, -1])
-def test_non_finite_weights_are_named(value: float, at: int, mf_copy: Path, monkeypatch) -> None:
-    monkeypatch.setattr(audiollm.weights, "_SLAB", 64)
+def test_non_finite_weights_are_named(value: float, at: int, mf_copy: Path) -> None:
     edit_weights(mf_copy, lambda t: t[CONV].view(-1).__setitem__(at, value))
     bad_weights(mf_copy, "1 NaN or infinite value(s)", CONV)
 
@@ -358,11 +356,6 @@ def test_weights_that_float16_cannot_hold_are_refused_with_the_cure(mf_copy: Pat
     edit_weights(mf_copy, lambda t: t[CONV].view(-1).__setitem__(-1, 1e5))
     bad_weights(mf_copy, CONV, "torch.float16 cannot hold", "dtype=torch.float32", dtype=torch.float16)
     assert load_model(mf_copy, **CPU).dtype == torch.float32
-
-
-def test_slabs_do_not_change_values(tiny_mf: Path, session_mf: Session, monkeypatch) -> None:
-    monkeypatch.setattr(audiollm.weights, "_SLAB", 77)
-    assert is_equal(load_model(tiny_mf, **CPU), session_mf)
 
 
 @pytest.mark.parametrize("keep", [0, 7, 8, 500, -1, -100_000])
