@@ -163,8 +163,15 @@ class PreparedBatch:
         return tuple(rows)
 
     def nbytes(self, layers: Sequence[int] = (-1,)) -> int:
-        """Bytes that `extract_contextual_embeddings(batch, layers)` keeps: audio rows of the asked layers only."""
+        """Bytes that `extract_contextual_embeddings(batch, layers)` keeps: audio rows of the asked layers only.
+
+        Raises: ArgumentError for layers out of range.
+        """
         shape = self.model_shape
+        if isinstance(layers, int) or not hasattr(layers, "__iter__"):
+            raise ArgumentError(
+                f"layers is {layers!r}; pass a sequence, such as (0, -1)", code="bad_argument", source="layers"
+            )
         layers = [shape.layer(layer) for layer in layers]
         rows = sum(len(slot.token_positions) for slot in self.slots)
         return len(layers) * rows * shape.width * shape.dtype.itemsize
@@ -215,8 +222,9 @@ class PreparedBatch:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a batch must know of its model: blocks, language width D, dtype, and the padding id."""
+    """What a batch must know of its model: family, blocks, language width D, dtype, and the padding id."""
 
+    family: str
     n_blocks: int
     width: int
     dtype: torch.dtype

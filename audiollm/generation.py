@@ -8,18 +8,19 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import GenerationConfig, StoppingCriteria
 
 from .errors import ArgumentError, RequestError
 
+Result = TypeVar("Result")
 SEED = 3407
+_STREAM = threading.Lock()
 OnText = Callable[[int, str], None]
 Stop = threading.Event | Callable[[], bool]
 
@@ -73,8 +74,24 @@ class Generation:
     prompt_tokens: int
     settings: Mapping[str, Any]
 
+    def __reduce__(self) -> tuple:
+        told = (
+            self.text,
+            self.token_ids,
+            self.finish_reason,
+            self.prompt_width,
+            self.prompt_tokens,
+            dict(self.settings),
+        )
+        return _generation, told
+
     def __repr__(self) -> str:
         return f"Generation({self.text!r}, {len(self.token_ids)} tokens, {self.finish_reason})"
+
+
+def _generation(text: str, ids: tuple[int, ...], reason: str, width: int, tokens: int, settings: dict) -> Generation:
+    """Make a stored answer again."""
+    return Generation(text, ids, reason, width, tokens, MappingProxyType(settings))
 
 
 def sampled(temperature: float, top_p: float, top_k: int) -> Profile:
@@ -126,25 +143,35 @@ def library_config(settings: Mapping[str, Any]) -> GenerationConfig:
     return GenerationConfig(**{name: value for name, value in settings.items() if name != "seed"})
 
 
-@contextmanager
-def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Draw from a stream of its own, on the CPU and `device`, and give the caller's random state back afterwards."""
+def seeded(seed: int | None, device: torch.device, run: Callable[[], Result]) -> Result:
+    """`run()` on a random stream of its own, on the CPU and `device`; then the caller's random state is back.
+
+    torch has one random state for all threads, so that only one such call runs at a time. Without a seed `run()` as it is.
+    An interrupt while the state is put back does not keep it from being put back.
+    """
     if seed is None:
-        yield
-        return
+        return run()
     on_cuda = device.type == "cuda"
-    before = torch.get_rng_state()
-    before_cuda = torch.cuda.get_rng_state(device) if on_cuda else None
-    try:
-        torch.default_generator.manual_seed(seed)
-        if on_cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
-    finally:
-        torch.set_rng_state(before)
-        if before_cuda is not None:
-            torch.cuda.set_rng_state(before_cuda, device)
+    with _STREAM:
+        before = torch.get_rng_state()
+        before_cuda = torch.cuda.get_rng_state(device) if on_cuda else None
+
+        def restore() -> None:
+            torch.set_rng_state(before)
+            if before_cuda is not None:
+                torch.cuda.set_rng_state(before_cuda, device)
+
+        try:
+            try:
+                torch.default_generator.manual_seed(seed)
+                if on_cuda:
+                    with torch.cuda.device(device):
+                        torch.cuda.manual_seed(seed)
+                return run()
+            finally:
+                restore()
+        finally:
+            restore()
 
 
 class Watcher(StoppingCriteria):
@@ -221,20 +248,26 @@ def check_callbacks(on_text: object, stop: object) -> None:
         )
 
 
-@contextmanager
-def without_false_reminder() -> Iterator[None]:
-    """Keep the library from saying that a prompt is past "the model's predefined maximum length (1200.0)".
+def without_false_reminder(run: Callable[[], Result]) -> Result:
+    """`run()` without the library's word that a prompt is past "the model's predefined maximum length (1200.0)".
 
     It reads Music Flamingo's top-level `max_position_embeddings`, which is the period of its rotary time in seconds and
     no length in tokens; `budget` has already held the call to the real context.
     """
     logger = logging.getLogger("transformers.generation.stopping_criteria")
-    logger.addFilter(_is_no_reminder)
+    mine = _NoReminder()
     try:
-        yield
+        try:
+            logger.addFilter(mine)
+            return run()
+        finally:
+            logger.removeFilter(mine)
     finally:
-        logger.removeFilter(_is_no_reminder)
+        logger.removeFilter(mine)
 
 
-def _is_no_reminder(record: logging.LogRecord) -> bool:
-    return "friendly reminder" not in record.getMessage()
+class _NoReminder(logging.Filter):
+    """One call's filter, so that calls in two threads do not remove each other's."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "friendly reminder" not in record.getMessage()

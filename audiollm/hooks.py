@@ -7,52 +7,123 @@ from the first call on, and an edit that is registered after them does not show,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
+Result = TypeVar("Result")
+Keep = Callable[[int, torch.Tensor], None]
+
 
 class Halt(Exception):
-    """Raised inside a forward to leave it once the deepest asked layer was read; never seen by a caller."""
+    """Leaves a forward once the deepest asked layer was read; never seen by a caller."""
 
 
-@contextmanager
-def reading(
-    blocks: Sequence[torch.nn.Module],
-    head: torch.nn.Module,
-    layers: Sequence[int],
-    keep: Callable[[int, torch.Tensor], None],
-    halt_after: int | None = None,
-    head_rows: slice | None = None,
-) -> Iterator[None]:
-    """While the block is active, hand layer states to `keep(layer, states)`.
+class Reading:
+    """One call's reading of layers; its hooks are found again by their owner, and do nothing once it is over.
 
-    Layer k of 0..len(blocks)-1 is what `blocks[k]` receives [B, L, D]; layer len(blocks) is what `head` receives. With
-    `halt_after`, `Halt` is raised once that layer was kept and is swallowed here: no later module runs. `head_rows`
-    passes only these rows on to the head, after they were all kept. The hooks are registered after the user's own, so
-    that they see their edits, and are removed whatever happens.
+    Layer k of 0..n-1 is what `blocks[k]` receives [B, L, D], layer n is what `head` receives after `decoder` returned. Each
+    is taken once, in this thread, and from the outermost pass of the decoder: a hook of the user's that calls the
+    head or the model itself is none of our business.
     """
-    places = [*blocks, head]
-    handles = []
 
-    def hook(layer: int) -> Callable:
+    def __init__(
+        self,
+        blocks: Sequence[torch.nn.Module],
+        decoder: torch.nn.Module,
+        head: torch.nn.Module,
+        layers: Sequence[int],
+        keep: Keep,
+        halt_after: int | None = None,
+        head_rows: slice | None = None,
+    ) -> None:
+        self.places = [*blocks, head]
+        self.decoder = decoder
+        self.wanted = set(layers)
+        self.keep = keep
+        self.halt_after = halt_after
+        self.head_rows = head_rows
+        self.thread = threading.get_ident()
+        self.depth = 0
+        self.returned = False
+        self.over = False
+
+    def attach(self) -> None:
+        """Register after the user's hooks, so that their edits are seen."""
+        self.decoder.register_forward_pre_hook(Hook(self, self._enter))
+        self.decoder.register_forward_hook(Hook(self, self._leave), always_call=True)
+        for layer in sorted(self.wanted):
+            self.places[layer].register_forward_pre_hook(Hook(self, self._reader(layer)), with_kwargs=True)
+
+    def detach(self) -> None:
+        """Remove every hook of this reading, wherever registering was interrupted."""
+        self.over = True
+        for module in (self.decoder, *self.places):
+            for name in ("_forward_pre_hooks", "_forward_hooks"):
+                hooks = getattr(module, name)
+                for key in [key for key, hook in hooks.items() if isinstance(hook, Hook) and hook.reading is self]:
+                    hooks.pop(key, None)
+                    for flags in (f"{name}_with_kwargs", f"{name}_always_called"):
+                        getattr(module, flags, {}).pop(key, None)
+
+    def _enter(self, *_: Any) -> None:
+        self.depth += 1
+
+    def _leave(self, *_: Any) -> None:
+        self.depth -= 1
+        self.returned = self.returned or self.depth == 0
+
+    def _reader(self, layer: int) -> Callable:
+        is_head = layer == len(self.places) - 1
+
         def read(module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-            states = args[0] if args else kwargs["hidden_states"]
-            keep(layer, states)
-            if layer == halt_after:
+            here = self.returned and self.depth == 0 if is_head else self.depth == 1
+            if not here or layer not in self.wanted:
+                return None
+            self.wanted.discard(layer)
+            states = args[0] if args else next(value for value in kwargs.values() if isinstance(value, torch.Tensor))
+            self.keep(layer, states)
+            if layer == self.halt_after:
                 raise Halt
-            if module is head and head_rows is not None:
-                return (states[:, head_rows], *args[1:]), kwargs
-            return None
+            if not is_head or self.head_rows is None:
+                return None
+            rows = states[:, self.head_rows]
+            if args:
+                return (rows, *args[1:]), kwargs
+            return args, {name: rows if value is states else value for name, value in kwargs.items()}
 
         return read
 
+
+class Hook:
+    """A hook that knows whose it is, and keeps still in other threads and after its reading."""
+
+    def __init__(self, reading: Reading, act: Callable) -> None:
+        self.reading = reading
+        self.act = act
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What torch calls."""
+        if self.reading.over or threading.get_ident() != self.reading.thread:
+            return None
+        return self.act(*arguments)
+
+
+def read_layers(run: Callable[[], Result], reading: Reading) -> Result | None:
+    """`run()` while `reading` takes its layers; None where it halted the forward after the deepest.
+
+    Every hook is gone when this returns or raises, an interrupt included: a removal that is itself interrupted is done
+    once more.
+    """
     try:
-        for layer in sorted(set(layers)):
-            handles.append(places[layer].register_forward_pre_hook(hook(layer), with_kwargs=True))
-        with suppress(Halt):
-            yield
+        try:
+            reading.attach()
+            return run()
+        except Halt:
+            return None
+        finally:
+            reading.detach()
     finally:
-        for handle in handles:
-            handle.remove()
+        reading.detach()

@@ -23,7 +23,7 @@ from .snapshot import Snapshot, read_json
 
 TRANSFORMERS = SpecifierSet(">=5.16,<5.25")
 # What the libraries raise for a config.json that describes no model.
-_CONFIG_ERRORS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ArithmeticError)
+_CONFIG_ERRORS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
 ATTENTION = ("sdpa", "eager", "flash_attention_2")
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 
@@ -143,6 +143,8 @@ def checked_processor(family: type[Family], snapshot: Snapshot) -> Any:
             read_json(path)
     try:
         return family.load_processor(snapshot.folder)
+    except SnapshotError:
+        raise
     except Exception as error:  # the tokenizers library raises Exception itself for files it cannot use
         raise SnapshotError(
             f"the tokenizer or processor files of {snapshot.folder} cannot be read: {error}",

@@ -7,11 +7,9 @@ to block k, layer n is after the final norm; negative numbers count from the end
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel, StoppingCriteriaList
@@ -33,8 +31,10 @@ from .generation import (
     seeded,
     without_false_reminder,
 )
-from .hooks import reading
+from .hooks import Keep, Reading, read_layers
 from .request import Request
+
+Result = TypeVar("Result")
 
 
 class Session:
@@ -49,7 +49,7 @@ class Session:
         self.model = model
         self.processor = processor
         self._adapter = adapter
-        self._lock = threading.Lock()
+        self._running: list[object] = []
 
     @property
     def family(self) -> str:
@@ -95,8 +95,8 @@ class Session:
         before rotary time), `projected` [U_i, D], no padding, pooling or normalisation, on the model's device and in
         its dtype. With `grad=True` the graph is kept whole from `batch.inputs` on.
         """
-        with self._alone(), self._grad(grad):
-            return self._adapter.embed_audio(batch)
+        self._check_batch(batch)
+        return self._alone(grad, lambda: self._adapter.embed_audio(batch))
 
     def extract_contextual_embeddings(
         self, batch: PreparedBatch, layers: Sequence[int] = (-1,), grad: bool = False
@@ -110,6 +110,7 @@ class Session:
 
         Raises: ArgumentError naming the range for a layer outside 0..n or -(n+1)..-1.
         """
+        self._check_batch(batch)
         numbers = {layer: batch.model_shape.layer(layer) for layer in self._checked_layers(layers)}
         found: list[dict[int, torch.Tensor]] = [{} for _ in batch.slots]
 
@@ -119,8 +120,8 @@ class Session:
 
         if batch.slots and numbers:
             deepest = max(numbers.values())
-            with self._alone(), self._grad(grad), self._reading(numbers.values(), keep, halt_after=deepest):
-                self._prefill(batch, logits_to_keep=0)
+            reading = self._reading(numbers.values(), keep, halt_after=deepest)
+            self._alone(grad, lambda: read_layers(lambda: self._prefill(batch, logits_to_keep=0), reading))
         return [{asked: mine[layer] for asked, layer in numbers.items()} for mine in found]
 
     def forward(
@@ -132,13 +133,15 @@ class Session:
         [B, L, D] read as in `extract_contextual_embeddings`; rows of padding hold values without meaning. For the
         logits of every position call `session.model(**batch.inputs)`.
         """
+        self._check_batch(batch)
         if not output_hidden_states:
-            with self._alone(), self._grad(grad):
-                return CausalLMOutputWithPast(logits=self._prefill(batch, logits_to_keep=1).logits)
+            out = self._alone(grad, lambda: self._prefill(batch, logits_to_keep=1))
+            return CausalLMOutputWithPast(logits=out.logits)
         states: dict[int, torch.Tensor] = {}
         every = range(self.n_layers + 1)
-        with self._alone(), self._grad(grad), self._reading(every, states.__setitem__, head_rows=slice(-1, None)):
-            out = self._prefill(batch, logits_to_keep=0)
+        reading = self._reading(every, states.__setitem__, head_rows=slice(-1, None))
+        out = self._alone(grad, lambda: read_layers(lambda: self._prefill(batch, logits_to_keep=0), reading))
+        assert out is not None  # nothing halts a reading without `halt_after`
         return CausalLMOutputWithPast(logits=out.logits, hidden_states=tuple(states[k] for k in every))
 
     def generate(
@@ -172,12 +175,16 @@ class Session:
         tokens = budget(chosen, max_new_tokens, batch.width, self.context)
         settings = chosen.settings(tokens, self._adapter.end_id, self._adapter.pad_id)
         watcher = Watcher(batch.width, self._adapter.end_id, self._text, on_text, stop)
-        with self._alone(), torch.no_grad(), seeded(settings.get("seed"), self.device), without_false_reminder():
-            ids = self.model.generate(
+
+        def run() -> torch.Tensor:
+            return self.model.generate(
                 **batch.inputs,
                 generation_config=library_config(settings),
                 stopping_criteria=StoppingCriteriaList([watcher]),
             )
+
+        seed = settings.get("seed")
+        ids = self._alone(False, lambda: without_false_reminder(lambda: seeded(seed, self.device, run)))
         watcher.finish()
         rows = ids[:, batch.width :].tolist()
         return [self._generation(row, batch, b, settings, watcher.stopped) for b, row in enumerate(rows)]
@@ -197,20 +204,35 @@ class Session:
     def _text(self, ids: list[int]) -> str:
         return self.processor.tokenizer.decode(ids, skip_special_tokens=True)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the session for one call; a second one at the same time raises SessionBusyError."""
-        if not self._lock.acquire(blocking=False):
-            raise SessionBusyError(
-                "this Session is in the middle of another call; wait until it returns (calls from another thread or from "
-                "inside a hook cannot nest)",
-                code="busy",
-                source="session",
-            )
+    def _alone(self, grad: bool, work: Callable[[], Result]) -> Result:
+        """Run one call; a second one at the same time raises SessionBusyError.
+
+        The session is free again and the caller's grad mode back whenever this is left, interrupts included: what
+        could be cut short is done twice. Without `grad` it is no_grad, not inference_mode: what is extracted may be
+        trained on, which inference tensors refuse.
+        """
+        me, before = object(), torch.is_grad_enabled()
         try:
-            yield
+            try:
+                self._running.append(me)
+                if self._running[0] is not me:
+                    raise SessionBusyError(
+                        "this Session is in the middle of another call; wait until it returns (calls from another thread "
+                        "or from inside a hook cannot nest)",
+                        code="busy",
+                        source="session",
+                    )
+                torch.set_grad_enabled(grad and before)
+                return work()
+            finally:
+                self._leave(me, before)
         finally:
-            self._lock.release()
+            self._leave(me, before)
+
+    def _leave(self, me: object, grad: bool) -> None:
+        torch.set_grad_enabled(grad)
+        if me in self._running:
+            self._running.remove(me)
 
     def _prefill(self, batch: PreparedBatch, logits_to_keep: int) -> CausalLMOutputWithPast:
         """The model on a whole batch, positions counted from each row's first real token as generation does."""
@@ -218,12 +240,26 @@ class Session:
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         return self.model(**batch.inputs, position_ids=positions, use_cache=False, logits_to_keep=logits_to_keep)
 
-    def _reading(self, layers, keep, **how):  # type: ignore[no-untyped-def]
-        return reading(self._adapter.blocks(), self._adapter.head(), list(layers), keep, **how)
+    def _reading(self, layers: Iterable[int], keep: Keep, **how: Any) -> Reading:
+        adapter = self._adapter
+        return Reading(adapter.blocks(), adapter.decoder(), adapter.head(), list(layers), keep, **how)
 
-    def _grad(self, grad: bool):  # type: ignore[no-untyped-def]
-        # no_grad, not inference_mode: what is extracted may be trained on, which inference tensors refuse.
-        return nullcontext() if grad else torch.no_grad()
+    def _check_batch(self, batch: object) -> None:
+        """Refuse what this model did not prepare: another family's inputs would run, and be wrong."""
+        if not isinstance(batch, PreparedBatch):
+            raise ArgumentError(
+                f"batch is a {type(batch).__name__}; pass what session.prepare(requests) returns",
+                code="bad_argument",
+                source="batch",
+            )
+        mine, its = self._adapter.model_shape(), batch.model_shape
+        if (mine.family, mine.n_blocks, mine.width) != (its.family, its.n_blocks, its.width):
+            raise ArgumentError(
+                f"the batch was prepared for a {its.family} of {its.n_blocks} blocks of width {its.width}, this is "
+                f"{self!r}; prepare the requests with this session",
+                code="bad_argument",
+                source="batch",
+            )
 
     def _checked_layers(self, layers: Sequence[int]) -> Sequence[int]:
         if isinstance(layers, (int, str)) or not hasattr(layers, "__iter__"):

@@ -84,11 +84,12 @@ def _parsed(text: bytes, data_bytes: int, path: Path) -> dict[str, Entry]:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    names = [name for name, _ in pairs]
-    twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
-    if twice:
-        raise ValueError(f"{sorted(twice)[0]!r} stands there twice")
-    return dict(pairs)
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} stands there twice")
+        found[name] = value
+    return found
 
 
 def _entry(name: str, fields: Any, path: Path) -> tuple[Entry, int, int]:

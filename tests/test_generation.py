@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import pickle
 import threading
 import warnings
 
@@ -270,3 +272,46 @@ def test_beams_and_several_sequences_are_refused_with_audio(session):
 def test_callbacks_must_be_callable(session, arguments):
     with pytest.raises(ArgumentError):
         session.generations([TEXT], max_new_tokens=1, **arguments)
+
+
+def test_two_sessions_that_sample_at_once_draw_as_alone(session_mf, session_moss):
+    sessions = (session_mf, session_moss)
+    alone = [s.generate([TEXT], "generic_sampled", 24) for s in sessions]
+    before, found = torch.get_rng_state(), {}
+    threads = [
+        threading.Thread(target=lambda k=k: found.__setitem__(k, sessions[k].generate([TEXT], "generic_sampled", 24)))
+        for k in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[k] for k in range(2)] == alone
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_random_state_comes_back_though_that_is_interrupted(session, monkeypatch):
+    before, put_back, calls = torch.get_rng_state(), torch.set_rng_state, []
+
+    def interrupted(state):
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        put_back(state)
+
+    monkeypatch.setattr(torch, "set_rng_state", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.generate([TEXT], "generic_sampled", 2)
+    monkeypatch.undo()
+    assert torch.equal(before, torch.get_rng_state())
+    assert session.generate([TEXT], max_new_tokens=1)  # free again
+
+
+def test_an_answer_can_be_stored(session):
+    answer = session.generations([TEXT], max_new_tokens=2)[0]
+    for again in (pickle.loads(pickle.dumps(answer)), copy.deepcopy(answer)):
+        assert (again.text, again.token_ids, dict(again.settings)) == (
+            answer.text,
+            answer.token_ids,
+            dict(answer.settings),
+        )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from audiollm import ArgumentError, Request, Waveform, load_model
-from audiollm.hooks import reading
+from audiollm.hooks import Reading, read_layers
 
 
 def noise(n_samples: int, seed: int) -> Waveform:
@@ -24,6 +24,7 @@ REQUESTS = (
     Request("", [noise(480_001, 3)]),
     Request("Five.", [noise(700 + 900 * k, 4 + k) for k in range(5)]),
 )
+TEXT = Request("Say something.")
 LAYERS = (0, 2, -1)
 
 
@@ -239,10 +240,78 @@ def test_an_exception_inside_leaves_no_hook(session, few, error, call):
 
 def test_reading_removes_hooks_when_a_layer_does_not_exist(session):
     before = hooks_of(session.model)
-    blocks, head = session._adapter.blocks(), session._adapter.head()
-    with pytest.raises(IndexError), reading(blocks, head, [0, 99], lambda *a: None):
-        pass
+    adapter = session._adapter
+    reading = Reading(adapter.blocks(), adapter.decoder(), adapter.head(), [0, 99], lambda *a: None)
+    with pytest.raises(IndexError):
+        read_layers(lambda: None, reading)
     assert hooks_of(session.model) == before
+
+
+def test_hooks_are_gone_though_their_removal_is_interrupted(session, few, monkeypatch):
+    before, wanted = hooks_of(session.model), session.forward(few).logits
+    detach, calls = Reading.detach, []
+
+    def interrupted(self):
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        detach(self)
+
+    monkeypatch.setattr(Reading, "detach", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.extract_contextual_embeddings(few, (0, 2))
+    monkeypatch.undo()
+    assert hooks_of(session.model) == before
+    assert torch.equal(session.forward(few).logits, wanted)  # and the session is free
+
+
+def test_a_lens_in_a_hook_does_not_disturb_what_is_read(session, few):
+    """A user's hook may call the head, the decoder's end or the whole model; none of it is the state asked for."""
+    layers = (0, 3, -1)
+    wanted = session.extract_contextual_embeddings(few, layers)
+    states = session.forward(few, output_hidden_states=True).hidden_states
+    other, busy, lens = session.prepare([TEXT]), [], []
+
+    def look(module, args, output):
+        lens.append(session.model.lm_head(output[0] if isinstance(output, tuple) else output).shape)
+        if not busy:
+            busy.append(1)
+            session.model(**other.inputs)
+
+    handle = session._adapter.blocks()[1].register_forward_hook(look)
+    found = session.extract_contextual_embeddings(few, layers)
+    busy.clear()
+    again = session.forward(few, output_hidden_states=True)
+    handle.remove()
+    for a, b in zip(found, wanted, strict=True):
+        assert all(torch.equal(a[k], b[k]) for k in layers)
+    assert all(torch.equal(a, b) for a, b in zip(again.hidden_states, states, strict=True))
+    assert {shape[:2] for shape in lens} == {few.inputs["input_ids"].shape, other.inputs["input_ids"].shape}
+
+
+def test_a_direct_call_in_another_thread_is_left_alone(session, few):
+    import threading
+
+    other = session.prepare([TEXT])
+    with torch.no_grad():
+        wanted = session.model(**other.inputs).logits
+    found, started = [], threading.Event()
+
+    def elsewhere(module, args):
+        if threading.current_thread() is threading.main_thread() and not started.is_set():
+            started.set()
+            thread = threading.Thread(target=direct)
+            thread.start()
+            thread.join()
+
+    def direct():
+        with torch.no_grad():
+            found.append(session.model(**other.inputs).logits)
+
+    handle = session._adapter.blocks()[0].register_forward_pre_hook(elsewhere)
+    session.extract_contextual_embeddings(few, (0, -1))
+    handle.remove()
+    assert torch.equal(found[0], wanted)
 
 
 def test_random_state_is_untouched(session, few):
@@ -403,3 +472,57 @@ def test_a_session_is_freed_with_its_last_name(tiny):
     del session, batch
     gc.collect()
     assert seen() is None
+
+
+def test_a_batch_of_another_family_is_refused(session_mf, session_moss):
+    mf, moss = (s.prepare([REQUESTS[0]]) for s in (session_mf, session_moss))
+    for session, batch in ((session_mf, moss), (session_moss, mf), (session_mf, REQUESTS)):
+        for call in (session.forward, session.extract_audio_embeddings, session.extract_contextual_embeddings):
+            with pytest.raises(ArgumentError):
+                call(batch)
+
+
+def test_tables_stay_float32_through_moves_of_the_model(tiny):
+    """`.to(bfloat16)` and `.half()` must equal loading in that dtype."""
+    for dtype in (torch.bfloat16, torch.float16):
+        moved, loaded = load_model(tiny, "cpu", torch.float32), load_model(tiny, "cpu", dtype)
+        moved.model.to(dtype)
+        assert {b.dtype for b in moved.model.buffers()} == {torch.float32}
+        for a, b in zip(moved.model.buffers(), loaded.model.buffers(), strict=True):
+            assert torch.equal(a, b)
+        found, wanted = (s.extract_audio_embeddings(s.prepare([REQUESTS[0]]))[0] for s in (moved, loaded))
+        assert torch.equal(found.projected, wanted.projected)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64))
+def test_torch_s_default_dtype_changes_nothing(session, dtype):
+    request = Request("x", [noise(490_000, 0)])
+    batch = session.prepare([request])
+    wanted = session.extract_audio_embeddings(batch)[0].projected
+    try:
+        torch.set_default_dtype(dtype)
+        again = session.prepare([request])
+        found = session.extract_audio_embeddings(again)[0].projected
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(again.inputs[mel_name(again)], batch.inputs[mel_name(batch)])
+    assert torch.equal(found, wanted)
+
+
+def test_prepare_under_autocast_changes_nothing(session):
+    batch = session.prepare([REQUESTS[0]])
+    with torch.autocast("cpu", torch.bfloat16):
+        again = session.prepare([REQUESTS[0]])
+    assert torch.equal(again.inputs[mel_name(again)], batch.inputs[mel_name(batch)])
+
+
+def test_a_stored_batch_takes_no_model_along(session, few):
+    import pickle
+
+    stored = pickle.dumps(few)
+    weights = sum(p.nbytes for p in session.model.parameters())
+    inputs = sum(t.nbytes for t in few.inputs.values()) + sum(s.waveform.nbytes for s in few.slots)
+    assert len(stored) < inputs + weights / 2
+    assert repr(pickle.loads(stored)) == repr(few)
+    assert pickle.loads(stored).tokens == few.tokens

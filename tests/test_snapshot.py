@@ -19,7 +19,17 @@ import torch
 from safetensors.torch import load, save_file
 from transformers import MusicFlamingoConfig, MusicFlamingoForConditionalGeneration
 
-from audiollm import ArgumentError, AudioLLMError, Request, RequestError, Session, SnapshotError, Waveform, load_model
+from audiollm import (
+    ArgumentError,
+    AudioLLMError,
+    Request,
+    RequestError,
+    Session,
+    SnapshotError,
+    Waveform,
+    demo,
+    load_model,
+)
 from audiollm.families.music_flamingo import MusicFlamingo
 from audiollm.snapshot import INDEX, SINGLE, Snapshot
 from audiollm.weights import Entry
@@ -656,3 +666,47 @@ def test_arguments_are_judged_before_the_folder_is_read(monkeypatch, tiny_mf: Pa
     for how in ({"device": "auto"}, {"dtype": "x", "device": "cpu"}, {"attention": "x", "device": "cpu"}):
         with pytest.raises(ArgumentError):
             load_model(tiny_mf, **how)
+
+
+# What a processor's files must not bring about.
+
+
+@pytest.mark.parametrize("where", ["key", "file"])
+def test_an_audio_tokenizer_is_refused_before_it_is_fetched_or_unpickled(where: str, mf_copy: Path) -> None:
+    asked = {"audio_tokenizer_class": "DacModel", "audio_tokenizer_name_or_path": "someone/model"}
+    if where == "key":
+        edit_json(mf_copy / "processor_config.json", lambda c: c.update(audio_tokenizer=asked))
+    else:
+        (mf_copy / "audio_tokenizer_config.json").write_text(json.dumps(asked))
+    assert "audio tokenizer" in str(refused(mf_copy))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"chunk_length": 0}, {"hop_length": 320}, {"padding_side": "left"}, {"dither": 0.1}, {"feature_size": 80}],
+    ids=str,
+)
+def test_another_feature_extractor_is_refused(change: dict, mf_copy: Path) -> None:
+    edit_json(mf_copy / "processor_config.json", lambda c: c["feature_extractor"].update(change))
+    assert "feature extractor" in str(refused(mf_copy))
+
+
+def test_a_tokenizer_that_lacks_the_turn_marks_is_refused(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(demo.snapshot("moss_music"), tmp_path / "moss"))
+    edit_json(folder / "tokenizer_config.json", lambda c: c.update(added_tokens_decoder={}))
+    (folder / "added_tokens.json").unlink()
+    assert "<|im_start|>" in str(refused(folder))
+
+
+@pytest.mark.parametrize("token", [-1, 10**9])
+def test_audio_ids_past_the_embedding_are_refused(token: int, tiny_moss: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_moss, tmp_path / "moss"))
+    edit_json(folder / "preprocessor_config.json", lambda c: c.update(audio_start_id=token))
+    assert f"audio start has the id {token}" in str(refused(folder))
+
+
+def test_many_repeated_names_in_a_header_are_refused_at_once(mf_copy: Path) -> None:
+    names = ",".join(f'"t{k}":0' for k in range(60_000)) + ',"t59999":0'
+    text = ("{" + names + "}").encode()
+    (mf_copy / SINGLE).write_bytes(len(text).to_bytes(8, "little") + text)
+    bad_weights(mf_copy, "stands there twice")

@@ -6,8 +6,9 @@ order of work in `prepare` is: look at prompts and headers, refuse what cannot f
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from transformers import BatchFeature, PreTrainedModel
 
 from ..audio import Decoded, Header, decode, read_header, resample_ratio, resampled_length
 from ..batch import AudioEmbedding, AudioSlot, EncodedPrompt, ModelShape, PreparedBatch
-from ..errors import ArgumentError, AudioError, RequestError
+from ..errors import ArgumentError, AudioError, RequestError, SnapshotError
 from ..generation import GREEDY, Profile
 from ..request import MARKER, Request, Waveform
 from ..timeline import Clock, SourceTimeline, Timeline
@@ -44,6 +45,7 @@ class Family(ABC):
         self.model = model
         self.processor = processor
         self.tokenizer = processor.tokenizer
+        self._check_control_tokens()
 
     # What a family must say.
 
@@ -92,6 +94,10 @@ class Family(ABC):
         """The decoder blocks, first to last."""
 
     @abstractmethod
+    def decoder(self) -> torch.nn.Module:
+        """The module that runs the blocks and the final norm."""
+
+    @abstractmethod
     def head(self) -> torch.nn.Module:
         """The module that receives the final normed states and gives logits."""
 
@@ -116,10 +122,25 @@ class Family(ABC):
         """Ways to generate, by name."""
         return {profile.name: profile for profile in (GREEDY, self.sampled)}
 
+    def _check_control_tokens(self) -> None:
+        """The turn marks must be one id each, within the embedding: a tokenizer without them would spell them out."""
+        for text in ("<|im_start|>", "<|im_end|>"):
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            if len(ids) != 1:
+                raise _bad_tokens(f"the tokenizer spells {text} in {len(ids)} tokens; its files lack the added tokens")
+        self._check_ids({"pad_token": self.pad_id, "<|im_end|>": self.end_id})
+
+    def _check_ids(self, ids: Mapping[str, int | None]) -> None:
+        """Raises: SnapshotError for an id that the embedding does not hold."""
+        size = self.model.config.get_text_config().vocab_size
+        for name, token in ids.items():
+            if token is None or not 0 <= token < size:
+                raise _bad_tokens(f"{name} has the id {token}, and the embedding holds 0..{size - 1}")
+
     def model_shape(self) -> ModelShape:
         """Blocks, width, dtype and padding id, for a batch to carry."""
         text = self.model.config.get_text_config()
-        return ModelShape(text.num_hidden_layers, text.hidden_size, self.model.dtype, self.pad_id)
+        return ModelShape(self.name, text.num_hidden_layers, text.hidden_size, self.model.dtype, self.pad_id)
 
     def prepare(self, requests: Sequence[Request], device: torch.device) -> PreparedBatch:
         """Requests -> a padded batch on `device`; see `Session.prepare` for what is raised."""
@@ -143,7 +164,7 @@ class Family(ABC):
             requests=tuple(requests),
             prompts=tuple(prompts),
             model_shape=self.model_shape(),
-            decode_token=self._decode_token,
+            decode_token=functools.partial(_decoded_token, self.tokenizer),
         )
 
     def _check_requests(self, requests: Sequence[Request]) -> None:
@@ -230,10 +251,10 @@ class Family(ABC):
     def _pad(self, prompts: Sequence[EncodedPrompt]) -> dict[str, torch.Tensor]:
         """input_ids and attention_mask [B, L], int64, padded on the left."""
         width = max(len(prompt) for prompt in prompts)
-        ids = torch.full((len(prompts), width), self.pad_id, dtype=torch.int64)
-        mask = torch.zeros((len(prompts), width), dtype=torch.int64)
+        ids = torch.full((len(prompts), width), self.pad_id, dtype=torch.int64, device="cpu")
+        mask = torch.zeros((len(prompts), width), dtype=torch.int64, device="cpu")
         for b, prompt in enumerate(prompts):
-            ids[b, width - len(prompt) :] = torch.tensor(prompt.ids, dtype=torch.int64)
+            ids[b, width - len(prompt) :] = torch.tensor(prompt.ids, dtype=torch.int64, device="cpu")
             mask[b, width - len(prompt) :] = 1
         return {"input_ids": ids, "attention_mask": mask}
 
@@ -267,8 +288,14 @@ class Family(ABC):
         dtype = self.audio_dtype() if tensor.is_floating_point() else tensor.dtype
         return tensor.to(device=device, dtype=dtype)
 
-    def _decode_token(self, token: int) -> str:
-        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+def _decoded_token(tokenizer: Any, token: int) -> str:
+    """One token as text; a function of the tokenizer alone, so that a stored batch does not take a model along."""
+    return tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _bad_tokens(what: str) -> SnapshotError:
+    return SnapshotError(f"{what}; the folder mixes files of different models", code="bad_weights", source="tokenizer")
 
 
 def _slot(source: Decoded, timeline: SourceTimeline) -> AudioSlot:

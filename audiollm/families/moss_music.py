@@ -48,6 +48,8 @@ class MossMusic(Family):
             "position before it",
         )
         self.max_s = None
+        ids = processor.ids
+        self._check_ids({"audio": ids.audio, "audio start": ids.start, "audio end": ids.end})
         self.context = int(model.config.language_config.max_position_embeddings)
 
     @classmethod
@@ -148,6 +150,10 @@ class MossMusic(Family):
     def blocks(self) -> Sequence[torch.nn.Module]:
         """The Qwen3 decoder layers."""
         return list(self.model.language_model.layers)
+
+    def decoder(self) -> torch.nn.Module:
+        """The Qwen3 model without its head."""
+        return self.model.language_model
 
     def head(self) -> torch.nn.Module:
         """The output projection."""

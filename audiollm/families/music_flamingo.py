@@ -8,7 +8,8 @@ too short for a token (1 to 320 samples), which the library counts to the next s
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,12 +27,20 @@ from ..batch import AudioEmbedding, EncodedPrompt, PreparedBatch
 from ..errors import SnapshotError
 from ..generation import Profile, sampled
 from ..request import MARKER, Request
+from ..snapshot import read_json, rebuild_buffers
 from ..timeline import Clock
 from .base import Family
 
 # The tower halves the frames twice: a convolution of stride 2 and an average pool of 2.
 FRAMES_PER_TOKEN = 4
 _TURN = "<|im_start|>"
+# What a template's own arithmetic may raise.
+_TEMPLATE_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError)
+# What the tower was trained on; another extractor would be another model.
+_EXTRACTOR = {
+    "chunk_length": 30, "dither": 0.0, "feature_size": 128, "hop_length": 160, "n_fft": 400, "padding_side": "right",
+    "sampling_rate": 16_000,
+}  # fmt: skip
 # A private-use character that no chat template adds, to find where the template puts the user's text.
 _PROBE = "\uf8ff"
 
@@ -58,11 +67,14 @@ class MusicFlamingo(Family):
         )
         self.max_s = _positive(processor.max_audio_len)
         self.context = int(model.config.text_config.max_position_embeddings)
-        self._check_ids()
+        self._check_audio_id()
+        self._rendered("")
         _assign_windows_rightly(model.model)
+        _keep_tables_in_float32(model)
         _refuse_several_answers(model)
 
-    def _check_ids(self) -> None:
+    def _check_audio_id(self) -> None:
+        self._check_ids({self.processor.audio_token: self.processor.audio_token_id})
         wanted, found = self.model.config.audio_token_id, self.processor.audio_token_id
         if wanted != found:
             raise SnapshotError(
@@ -81,7 +93,29 @@ class MusicFlamingo(Family):
 
     @classmethod
     def load_processor(cls, folder: Path) -> Any:
-        """The library's processor, offline and without the folder's code."""
+        """The library's processor, offline and without the folder's code.
+
+        Raises: SnapshotError where the files ask for another extractor, or for an audio tokenizer: the library would
+        fetch that one from the network or unpickle it.
+        """
+        path = folder / "processor_config.json"
+        settings = read_json(path) if path.is_file() else {}
+        if "audio_tokenizer" in settings or (folder / "audio_tokenizer_config.json").exists():
+            raise SnapshotError(
+                f"{folder} asks for an audio tokenizer, which Music Flamingo does not have; remove it from "
+                "processor_config.json and audio_tokenizer_config.json",
+                code="bad_weights",
+                source=path,
+            )
+        extractor = settings.get("feature_extractor")
+        if isinstance(extractor, dict):
+            wrong = {k: extractor[k] for k, v in _EXTRACTOR.items() if k in extractor and extractor[k] != v}
+            if wrong:
+                raise SnapshotError(
+                    f"{path} sets up another feature extractor, {wrong}; this model hears {_EXTRACTOR}",
+                    code="bad_weights",
+                    source=path,
+                )
         return MusicFlamingoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
     def n_tokens(self, n_samples: int) -> int:
@@ -142,7 +176,7 @@ class MusicFlamingo(Family):
                 tokenize=False,
                 add_generation_prompt=True,
             )
-        except (jinja2.TemplateError, ValueError, TypeError) as error:
+        except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
             raise _bad_template(f"cannot be used ({error})") from error
 
     def features(self, waveforms: Sequence[np.ndarray]) -> Any:
@@ -154,9 +188,10 @@ class MusicFlamingo(Family):
         mels, masks = [], []
         for samples in waveforms:
             windows = [samples[start : start + size] for start in range(0, len(samples), size)]
-            out = extractor(
-                windows, sampling_rate=self.clock.sample_rate, return_attention_mask=True, return_tensors="pt"
-            )
+            with _plain_float32():
+                out = extractor(
+                    windows, sampling_rate=self.clock.sample_rate, return_attention_mask=True, return_tensors="pt"
+                )
             mels.append(out["input_features"])
             masks.append(out["attention_mask"])
         if not mels:
@@ -190,6 +225,10 @@ class MusicFlamingo(Family):
     def blocks(self) -> Sequence[torch.nn.Module]:
         """The Qwen2 decoder layers."""
         return list(self.model.model.language_model.layers)
+
+    def decoder(self) -> torch.nn.Module:
+        """The Qwen2 model without its head."""
+        return self.model.model.language_model
 
     def head(self) -> torch.nn.Module:
         """The output projection."""
@@ -260,7 +299,31 @@ def _audio_timestamps(
     index = torch.arange(len(post_lengths), device=device) - first_window[source]
     step_s = self.config.audio_frame_step * FRAMES_PER_TOKEN
     offsets = torch.arange(max_post_length, device=device, dtype=torch.float32) * step_s
-    return index.unsqueeze(1) * max_post_length * step_s + offsets
+    return (index * max_post_length).to(torch.float32).unsqueeze(1) * step_s + offsets
+
+
+@contextmanager
+def _plain_float32() -> Iterator[None]:
+    """Without autocast and with float32 as torch's default, which the library's extractor takes for granted."""
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        with torch.autocast("cpu", enabled=False), torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _keep_tables_in_float32(model: Any) -> None:
+    """Make this one model compute its rotary tables anew after `.to(dtype)` and `.half()`, which would round them."""
+    for module in (model.model.pos_emb, model.model.language_model.rotary_emb):
+        module._apply = types.MethodType(_applied, module)
+
+
+def _applied(self: Any, fn: Any, recurse: bool = True) -> Any:
+    type(self)._apply(self, fn, recurse)
+    rebuild_buffers(self, self.inv_freq.device)
+    return self
 
 
 def _refuse_several_answers(model: Any) -> None:

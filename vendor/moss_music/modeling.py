@@ -194,7 +194,9 @@ class MossMusicForConditionalGeneration(PreTrainedModel, GenerationMixin):
         if audio_data is None or len(audio_data) == 0:
             if audio_input_mask is not None and audio_input_mask.any():
                 raise ValueError("audio_input_mask marks audio tokens, but audio_data holds no source")
-            outputs = decode()
+            # Nothing to inject, but a call of its own: inside a hook of another call, that one's audio stays out.
+            nowhere = torch.zeros(0, dtype=torch.long)
+            outputs = run_injected(decode, self.language_model.layers, nowhere, nowhere, [])
         else:
             mask, frames, groups = self._fit_audio(
                 inputs_embeds, audio_data_seqlens, audio_input_mask, audio_token_lengths, audio_group_sizes
