@@ -20,7 +20,7 @@ from .errors import ArgumentError, RequestError
 
 Result = TypeVar("Result")
 SEED = 3407
-_STREAM = threading.Lock()
+_STREAM = threading.RLock()  # a callback may sample from another Session
 OnText = Callable[[int, str], None]
 Stop = threading.Event | Callable[[], bool]
 

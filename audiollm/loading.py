@@ -52,13 +52,14 @@ def load_model(
     family = family_of(snapshot)
     model = empty_model(family, snapshot, attention)
     processor = checked_processor(family, snapshot)
+    adapter = family(model, processor)
     snapshot.fill(model, place, dtype)
     model.eval()
     for config in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
         config.dtype = dtype
     # Left alone, the library would fill settings that a call does not name from the snapshot's configuration.
-    model.generation_config = GenerationConfig()
-    return Session(model, processor, family(model, processor))
+    model.generation_config = GenerationConfig(eos_token_id=adapter.end_id, pad_token_id=adapter.pad_id)
+    return Session(model, processor, adapter)
 
 
 def _check_versions() -> None:

@@ -222,7 +222,7 @@ class Session:
                         code="busy",
                         source="session",
                     )
-                torch.set_grad_enabled(grad and before)
+                torch.set_grad_enabled(grad)
                 return work()
             finally:
                 self._leave(me, before)

@@ -107,7 +107,11 @@ def test_nothing_is_inherited_from_the_snapshots_generation_config(mf_copy, sess
     (mf_copy / "generation_config.json").write_text(json.dumps(settings))
     changed = load_model(mf_copy, "cpu", torch.float32)
     assert changed.generate([TEXT], max_new_tokens=12) == session_mf.generate([TEXT], max_new_tokens=12)
-    assert changed.model.generation_config.to_diff_dict().keys() <= {"transformers_version"}
+    assert changed.model.generation_config.to_diff_dict().keys() <= {
+        "transformers_version",
+        "eos_token_id",
+        "pad_token_id",
+    }
 
 
 def test_no_false_reminder_about_a_length_of_1200(session_mf, caplog):
@@ -315,3 +319,16 @@ def test_an_answer_can_be_stored(session):
             answer.token_ids,
             dict(answer.settings),
         )
+
+
+def test_a_callback_may_sample_from_another_session(session_mf, session_moss):
+    wanted = session_mf.generate([TEXT], "generic_sampled", 4)
+    inner: list[list[str]] = []
+    found = session_mf.generations(
+        [TEXT],
+        "generic_sampled",
+        4,
+        on_text=lambda *_: inner.append(session_moss.generate([TEXT], "generic_sampled", 2)),
+    )
+    assert [a.text for a in found] == wanted
+    assert all(texts == session_moss.generate([TEXT], "generic_sampled", 2) for texts in inner)

@@ -25,7 +25,7 @@ from audiollm.weights import read_entries
 ODD = Path(__file__).parent / "data" / "odd_inputs"
 ENTRIES = json.loads((ODD / "manifest.json").read_text(encoding="utf-8"))["inputs"]
 BY_ID = {entry["id"]: entry for entry in ENTRIES}
-FAMILIES = [("session_mf", "music_flamingo", "music_flamingo")]
+FAMILIES = [("session_mf", "music_flamingo", "music_flamingo"), ("session_moss", "moss", "moss_music")]
 QUICK_S = 2.0
 # What `message` asks for in words, as a pattern.
 SAYS = {

@@ -417,6 +417,13 @@ def test_grad_keeps_the_graph_from_mel_on(session, what):
     session.model.zero_grad(set_to_none=True)
 
 
+def test_grad_is_kept_also_where_gradients_are_switched_off(session):
+    batch = session.prepare([REQUESTS[0]])
+    with torch.no_grad():
+        assert session.extract_contextual_embeddings(batch, (2,), grad=True)[0][2].requires_grad
+        assert not torch.is_grad_enabled()
+
+
 # Shapes, dtypes, the rest.
 
 

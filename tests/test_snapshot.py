@@ -710,3 +710,15 @@ def test_many_repeated_names_in_a_header_are_refused_at_once(mf_copy: Path) -> N
     text = ("{" + names + "}").encode()
     (mf_copy / SINGLE).write_bytes(len(text).to_bytes(8, "little") + text)
     bad_weights(mf_copy, "stands there twice")
+
+
+@pytest.mark.parametrize("fault", ["id", "cap", "template"])
+def test_faults_of_the_processor_are_told_before_a_weight_is_read(fault: str, mf_copy: Path, monkeypatch) -> None:
+    if fault == "id":
+        edit_json(mf_copy / "config.json", lambda c: c.update(audio_token_id=100))
+    elif fault == "cap":
+        edit_json(mf_copy / "processor_config.json", lambda c: c.update(max_audio_len="long"))
+    else:
+        (mf_copy / "chat_template.jinja").write_text("{{ 1 / 0 }}")
+    monkeypatch.setattr("audiollm.snapshot.copied", lambda *args: pytest.fail("a weight was read"))
+    refused(mf_copy)

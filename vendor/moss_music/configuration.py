@@ -67,6 +67,8 @@ class MossMusicAudioConfig(PreTrainedConfig):
             )
         if self.n_window < 1 or self.conv_chunksize < 1:
             raise ValueError("audio_config.n_window and conv_chunksize must be at least 1")
+        if self.chunk_frames % DOWNSAMPLE_RATE:
+            raise ValueError("audio_config.n_window must be a multiple of 4, so that a chunk is whole tokens")
         if self.d_model % self.encoder_attention_heads or self.d_model % 2:
             raise ValueError("audio_config.d_model must be even and a multiple of encoder_attention_heads")
         if -(-self.chunk_frames // DOWNSAMPLE_RATE) > self.max_source_positions:
