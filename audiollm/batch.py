@@ -172,9 +172,9 @@ class PreparedBatch:
             raise ArgumentError(
                 f"layers is {layers!r}; pass a sequence, such as (0, -1)", code="bad_argument", source="layers"
             )
-        layers = {layer: shape.layer(layer) for layer in layers}
+        kept = {layer: shape.layer(layer) for layer in layers}
         rows = sum(len(slot.token_positions) for slot in self.slots)
-        return len(layers) * rows * shape.width * shape.dtype.itemsize
+        return len(kept) * rows * shape.width * shape.dtype.itemsize
 
     def __len__(self) -> int:
         return len(self.requests)
