@@ -64,9 +64,9 @@ class Reading:
             for name in ("_forward_pre_hooks", "_forward_hooks"):
                 hooks = getattr(module, name)
                 for key in [key for key, hook in hooks.items() if isinstance(hook, Hook) and hook.reading is self]:
-                    hooks.pop(key, None)
                     for flags in (f"{name}_with_kwargs", f"{name}_always_called"):
                         getattr(module, flags, {}).pop(key, None)
+                    hooks.pop(key, None)  # last, so that a second sweep finds what an interrupt left
 
     def _enter(self, *_: Any) -> None:
         self.depth += 1
