@@ -29,6 +29,7 @@ CODES = {
     "non_finite": "NaN, infinity, or a level past 1e12 among the samples",
     "not_a_file": "a directory, device, pipe or socket",
     "not_found": "no such path, or a URL",
+    "too_large": "a result of more bytes than the limit of the call",
     "too_long": "more tokens than the context holds",
     "too_many_frames": "more codec frames than the ceiling",
     "too_many_sources": "more audio sources than a request may hold",

@@ -1,4 +1,4 @@
-"""Observe what a model computes, with hooks that are always removed.
+"""Hooks that know whose they are and are always removed; and the engine's own reading of layers with them.
 
 What is read is what the next computation receives: the input of a decoder block, or of the output head. That tells the
 truth whatever else is attached. The library's own `output_hidden_states` does not always: its recorder hooks stay
@@ -8,7 +8,7 @@ from the first call on, and an edit that is registered after them does not show,
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,32 @@ Keep = Callable[[int, torch.Tensor], None]
 
 class Halt(Exception):
     """Leaves a forward once the deepest asked layer was read; never seen by a caller."""
+
+
+class Hook:
+    """A hook that knows its owner, and keeps still once the owner is no longer live."""
+
+    def __init__(self, owner: Any, act: Callable) -> None:
+        self.owner = owner
+        self.act = act
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What torch calls."""
+        return self.act(*arguments) if self.owner.is_live() else None
+
+
+def remove_hooks(owner: object, modules: Iterable[torch.nn.Module]) -> None:
+    """Remove every hook of `owner` from `modules`, also where registering one was interrupted halfway.
+
+    Hooks are found by what they are and not by the handles that registering gave, so that this may be done again.
+    """
+    for module in modules:
+        for name in ("_forward_pre_hooks", "_forward_hooks"):
+            hooks = getattr(module, name)
+            for key in [key for key, hook in hooks.items() if isinstance(hook, Hook) and hook.owner is owner]:
+                for flags in (f"{name}_with_kwargs", f"{name}_always_called"):
+                    getattr(module, flags, {}).pop(key, None)
+                hooks.pop(key, None)  # last, so that a second sweep finds what an interrupt left
 
 
 class Reading:
@@ -60,13 +86,11 @@ class Reading:
     def detach(self) -> None:
         """Remove every hook of this reading, wherever registering was interrupted."""
         self.over = True
-        for module in (self.decoder, *self.places):
-            for name in ("_forward_pre_hooks", "_forward_hooks"):
-                hooks = getattr(module, name)
-                for key in [key for key, hook in hooks.items() if isinstance(hook, Hook) and hook.reading is self]:
-                    for flags in (f"{name}_with_kwargs", f"{name}_always_called"):
-                        getattr(module, flags, {}).pop(key, None)
-                    hooks.pop(key, None)  # last, so that a second sweep finds what an interrupt left
+        remove_hooks(self, (self.decoder, *self.places))
+
+    def is_live(self) -> bool:
+        """Whether hooks act: not in other threads, and not after the reading."""
+        return not self.over and threading.get_ident() == self.thread
 
     def _enter(self, *_: Any) -> None:
         self.depth += 1
@@ -95,20 +119,6 @@ class Reading:
             return args, {name: rows if value is states else value for name, value in kwargs.items()}
 
         return read
-
-
-class Hook:
-    """A hook that knows whose it is, and keeps still in other threads and after its reading."""
-
-    def __init__(self, reading: Reading, act: Callable) -> None:
-        self.reading = reading
-        self.act = act
-
-    def __call__(self, *arguments: Any) -> Any:
-        """What torch calls."""
-        if self.reading.over or threading.get_ident() != self.reading.thread:
-            return None
-        return self.act(*arguments)
 
 
 def read_layers(run: Callable[[], Result], reading: Reading) -> Result | None:

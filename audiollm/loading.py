@@ -59,7 +59,7 @@ def load_model(
         config.dtype = dtype
     # Left alone, the library would fill settings that a call does not name from the snapshot's configuration.
     model.generation_config = GenerationConfig(eos_token_id=adapter.end_id, pad_token_id=adapter.pad_id)
-    return Session(model, processor, adapter)
+    return Session(model, processor, adapter, snapshot.folder)
 
 
 def _check_versions() -> None:

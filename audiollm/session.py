@@ -7,9 +7,11 @@ to block k, layer n is after the final norm; negative numbers count from the end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel, StoppingCriteriaList
@@ -31,8 +33,16 @@ from .generation import (
     seeded,
     without_false_reminder,
 )
-from .hooks import Keep, Reading, read_layers
+from .hooks import Halt, Keep, Reading, read_layers
+from .points import Point, resolve, select
 from .request import Request
+from .rows import Selection
+from .snapshot import identity
+
+if TYPE_CHECKING:
+    from .calls import Context
+    from .edits import Edit, EditFunction, Editing
+    from .observe import Observation, Observing
 
 Result = TypeVar("Result")
 
@@ -45,11 +55,15 @@ class Session:
     a time: a second one meanwhile raises SessionBusyError.
     """
 
-    def __init__(self, model: PreTrainedModel, processor: Any, adapter: Family) -> None:
+    def __init__(
+        self, model: PreTrainedModel, processor: Any, adapter: Family, folder: str | Path | None = None
+    ) -> None:
         self.model = model
         self.processor = processor
+        self.folder = None if folder is None else Path(folder)
         self._adapter = adapter
         self._running: list[object] = []
+        self._contexts: list[Context] = []
 
     @property
     def family(self) -> str:
@@ -76,6 +90,117 @@ class Session:
         """Tokens that a prompt and its answer share."""
         return self._adapter.context
 
+    @cached_property
+    def identity(self) -> str | None:
+        """Which model the snapshot folder holds, see `audiollm.snapshot.identity`; None for a session without one."""
+        return None if self.folder is None else identity(self.folder)
+
+    def points(self, pattern: str = "*") -> tuple[Point, ...]:
+        """The named places of this model that match a pattern, with shapes; see `audiollm.points` for what they are.
+
+        `*` and `?` match; brackets stand for themselves: `points("resid*")`, `points("attn_out[1?]")`.
+        """
+        return select(self._adapter.points(), pattern)
+
+    def observe(
+        self,
+        points: str | Sequence[str],
+        tokens: str | Sequence[int] | None = None,
+        seconds: tuple[float, float] | None = None,
+        source: int | Sequence[int] | None = None,
+        device: str | torch.device | None = "cpu",
+        dtype: torch.dtype | None = None,
+        batch: PreparedBatch | None = None,
+        limit_bytes: int = 4 << 30,
+        must_fire: bool = True,
+    ) -> Observing:
+        """Keep what points compute, around any call: `with session.observe("resid[3]", source=0) as seen: ...`.
+
+        `points` are names, patterns, or module paths; `tokens`, `seconds` and `source` choose rows (see
+        `audiollm.rows.Selection`); `device` None leaves values where they are, `dtype` None as they are. Afterwards
+        `seen["resid[3]"]` is an Activation: `values` [R, ...] and `rows`, what each is and its seconds; generated
+        tokens come after the prompt's rows, with `rows.step`. A direct `session.model(...)` needs its `batch` for
+        audio points and for choosing rows. Costs one copy of the chosen rows a point.
+
+        Raises: ArgumentError for unknown names with the closest three, for a selection that fits nothing, `too_large`
+        before the model runs where the prompt's rows pass `limit_bytes`; at the end of the block for a point that never
+        fired, unless `must_fire=False`.
+        """
+        from .observe import Observing
+
+        chosen = Selection.of(tokens, seconds, source)
+        found = resolve(self._adapter.points(), points, self.model)
+        return Observing(self, found, chosen, batch, device, dtype, limit_bytes, must_fire)
+
+    def capture(
+        self,
+        batch: PreparedBatch,
+        points: str | Sequence[str],
+        tokens: str | Sequence[int] | None = None,
+        seconds: tuple[float, float] | None = None,
+        source: int | Sequence[int] | None = None,
+        device: str | torch.device | None = "cpu",
+        dtype: torch.dtype | None = None,
+        limit_bytes: int = 4 << 30,
+        grad: bool = False,
+    ) -> Observation:
+        """What points compute for a batch, in one prefill that stops once every one of them was seen.
+
+        Parameters and result as `observe`; `logits` are of every chosen row. With `grad=True` values keep their graph.
+        Raises: as `observe`; SessionBusyError.
+        """
+        from .observe import Observing
+
+        self._check_batch(batch)
+        found = resolve(self._adapter.points(), points, self.model)
+        chosen = Selection.of(tokens, seconds, source)
+        seeing = Observing(self, found, chosen, batch, device, dtype, limit_bytes, halt=True)
+        kept = self._kept_logits(seeing, batch)
+
+        def run() -> None:
+            try:
+                self._prefill(batch, logits_to_keep=kept)
+            except Halt:
+                return
+
+        with seeing:
+            self._alone(grad, run, batch)
+        return seeing.result()
+
+    def _kept_logits(self, seeing: Observing, batch: PreparedBatch) -> int | torch.Tensor:
+        """Columns that the head must run on: those chosen, where logits are asked for, else the last."""
+        if not any(point.name == "logits" for point in seeing.points):
+            return 1
+        columns = seeing.columns_of(batch)
+        return torch.from_numpy(columns).to(self.device)
+
+    def edit(
+        self,
+        edits: Mapping[str, Edit | EditFunction],
+        tokens: str | Sequence[int] | None = None,
+        seconds: tuple[float, float] | None = None,
+        source: int | Sequence[int] | None = None,
+        steps: str | Iterable[int] | None = None,
+        batch: PreparedBatch | None = None,
+        must_fire: bool = True,
+    ) -> Editing:
+        """Change what points compute, around any call: `with session.edit({"resid[3]": edits.zero()}, source=0): ...`.
+
+        `edits` maps names or patterns to functions (values [m, ...], rows) -> values, or to `audiollm.edits`; the
+        other parameters choose rows as in `observe`. Applies to the prompt; `steps` names generated tokens to edit as well,
+        "all" or numbers from 1. Blocks nest, the first entered applies first, and are undone in any order of leaving.
+
+        Raises: ArgumentError as `observe`, for an edit that is not a function, and while the model runs for one
+        that returns another shape than it was given.
+        """
+        from .edits import Editing
+
+        names = {name: resolve(self._adapter.points(), name, self.model) for name in edits}
+        if not names:
+            raise ArgumentError("edits is empty; pass {point: edit}", code="bad_argument", source="edits")
+        chosen = Selection.of(tokens, seconds, source)
+        return Editing(self, edits, names, chosen, batch, steps, must_fire)
+
     def prepare(self, requests: Sequence[Request]) -> PreparedBatch:
         """Decode, tokenize and pad requests, 0 to 5 sources each in any mixture, in order.
 
@@ -96,7 +221,7 @@ class Session:
         its dtype. With `grad=True` the graph is kept whole from `batch.inputs` on.
         """
         self._check_batch(batch)
-        return self._alone(grad, lambda: self._adapter.embed_audio(batch))
+        return self._alone(grad, lambda: self._adapter.embed_audio(batch), batch)
 
     def extract_contextual_embeddings(
         self, batch: PreparedBatch, layers: Sequence[int] = (-1,), grad: bool = False
@@ -121,26 +246,38 @@ class Session:
         if batch.slots and numbers:
             deepest = max(numbers.values())
             reading = self._reading(numbers.values(), keep, halt_after=deepest)
-            self._alone(grad, lambda: read_layers(lambda: self._prefill(batch, logits_to_keep=0), reading))
+            self._alone(grad, lambda: read_layers(lambda: self._prefill(batch, logits_to_keep=0), reading), batch)
         return [{asked: mine[layer] for asked, layer in numbers.items()} for mine in found]
 
     def forward(
-        self, batch: PreparedBatch, output_hidden_states: bool = False, grad: bool = False
+        self, batch: PreparedBatch, output_hidden_states: bool = False, grad: bool = False, logits_to_keep: int = 1
     ) -> CausalLMOutputWithPast:
-        """One prefill without cache, to the logits of the last position.
+        """One prefill without cache, to the logits of the last position or the last `logits_to_keep`.
 
-        Returns the library's ModelOutput with `logits` [B, 1, V] and, if asked, `hidden_states`, n + 1 tensors
-        [B, L, D] read as in `extract_contextual_embeddings`; rows of padding hold values without meaning. For the
-        logits of every position call `session.model(**batch.inputs)`.
+        Returns the library's ModelOutput with `logits` [B, logits_to_keep, V] and, if asked, `hidden_states`, n + 1 tensors
+        [B, L, D] read as in `extract_contextual_embeddings`; rows of padding hold values without meaning. Logits of every
+        position of a long prompt are gigabytes; `session.capture(batch, "logits", ...)` takes chosen ones.
+
+        Raises: ArgumentError for a batch of another model or a `logits_to_keep` outside 1..L; SessionBusyError.
         """
         self._check_batch(batch)
+        if (
+            isinstance(logits_to_keep, bool)
+            or not isinstance(logits_to_keep, int)
+            or not 1 <= logits_to_keep <= batch.width
+        ):
+            raise ArgumentError(
+                f"logits_to_keep is {logits_to_keep!r}; pass 1..{batch.width}",
+                code="bad_argument",
+                source="logits_to_keep",
+            )
         if not output_hidden_states:
-            out = self._alone(grad, lambda: self._prefill(batch, logits_to_keep=1))
+            out = self._alone(grad, lambda: self._prefill(batch, logits_to_keep), batch)
             return CausalLMOutputWithPast(logits=out.logits)
         states: dict[int, torch.Tensor] = {}
         every = range(self.n_layers + 1)
-        reading = self._reading(every, states.__setitem__, head_rows=slice(-1, None))
-        out = self._alone(grad, lambda: read_layers(lambda: self._prefill(batch, logits_to_keep=0), reading))
+        reading = self._reading(every, states.__setitem__, head_rows=slice(-logits_to_keep, None))
+        out = self._alone(grad, lambda: read_layers(lambda: self._prefill(batch, logits_to_keep=0), reading), batch)
         assert out is not None  # nothing halts a reading without `halt_after`
         return CausalLMOutputWithPast(logits=out.logits, hidden_states=tuple(states[k] for k in every))
 
@@ -184,7 +321,7 @@ class Session:
             )
 
         seed = settings.get("seed")
-        ids = self._alone(False, lambda: without_false_reminder(lambda: seeded(seed, self.device, run)))
+        ids = self._alone(False, lambda: without_false_reminder(lambda: seeded(seed, self.device, run)), batch)
         watcher.finish()
         rows = ids[:, batch.width :].tolist()
         return [self._generation(row, batch, b, settings, watcher.stopped) for b, row in enumerate(rows)]
@@ -204,8 +341,8 @@ class Session:
     def _text(self, ids: list[int]) -> str:
         return self.processor.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def _alone(self, grad: bool, work: Callable[[], Result]) -> Result:
-        """Run one call; a second one at the same time raises SessionBusyError.
+    def _alone(self, grad: bool, work: Callable[[], Result], batch: PreparedBatch) -> Result:
+        """Run one call on a batch, which open blocks are told; a second one at the same time raises SessionBusyError.
 
         The session is free again and the caller's grad mode back whenever this is left, interrupts included: what
         could be cut short is done twice. Without `grad` it is no_grad, not inference_mode: what is extracted may be
@@ -223,6 +360,8 @@ class Session:
                         source="session",
                     )
                 torch.set_grad_enabled(grad)
+                for context in tuple(self._contexts):
+                    context.begin(batch)
                 return work()
             finally:
                 self._leave(me, before)

@@ -6,6 +6,7 @@ import json
 import re
 import struct
 import time
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -355,3 +356,18 @@ def test_loading_leaves_the_file_free(tmp_path):
     model = load(path)
     path.write_bytes(b"")
     assert relative_rms(model.codes2speech.infer(gguf_codes("T5")).samples, gguf_audio("T5")) <= TOLERANCE
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the resident size from /proc")
+def test_reading_gives_the_files_pages_back(tmp_path):
+    """Or a model would be held twice while it loads, once in the file's pages."""
+
+    def resident_file_mib() -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssFile"))
+
+    path = rewrite_gguf(tmp_path / "wide.gguf", tensors={"wide": np.ones((4096, 4096), np.float32)})
+    file = GgufFile(path)
+    before = resident_file_mib()
+    assert float(file.read("wide").sum()) == 4096 * 4096
+    assert resident_file_mib() - before < 16

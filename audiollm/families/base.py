@@ -20,6 +20,7 @@ from ..audio import Decoded, Header, decode, read_header, resample_ratio, resamp
 from ..batch import AudioEmbedding, AudioSlot, EncodedPrompt, ModelShape, PreparedBatch
 from ..errors import ArgumentError, AudioError, RequestError, SnapshotError
 from ..generation import GREEDY, Profile
+from ..points import Point
 from ..request import MARKER, Request, Waveform
 from ..timeline import Clock, SourceTimeline, Timeline
 
@@ -102,6 +103,14 @@ class Family(ABC):
         """The module that receives the final normed states and gives logits."""
 
     @abstractmethod
+    def final_norm(self) -> torch.nn.Module:
+        """The module that receives what the last block hands on, and gives what the head receives."""
+
+    @abstractmethod
+    def audio_points(self) -> list[Point]:
+        """The places from the encoder to what stands in the prompt, in the order of computing."""
+
+    @abstractmethod
     def audio_dtype(self) -> torch.dtype:
         """The dtype that mel must have at the model's door."""
 
@@ -136,6 +145,26 @@ class Family(ABC):
         for name, token in ids.items():
             if token is None or not 0 <= token < size:
                 raise _bad_tokens(f"{name} has the id {token}, and the embedding holds 0..{size - 1}")
+
+    def points(self) -> dict[str, Point]:
+        """Every named place of the model, see `audiollm.points`."""
+        blocks, n = self.blocks(), len(self.blocks())
+        text = self.model.config.get_text_config()
+
+        def place(
+            name: str, module: torch.nn.Module, side: str, layer: int | None = None, size: int = text.hidden_size
+        ) -> Point:
+            return Point(name, ("R", size), layer, module, side, "prompt", (size,))
+
+        found = [*self.audio_points(), place("embed", blocks[0], "in", 0)]
+        for i, block in enumerate(blocks):
+            found.append(place(f"resid[{i}]", block, "in", i))
+            found.append(place(f"attn_out[{i}]", block.self_attn, "out"))
+            found.append(place(f"mlp_out[{i}]", block.mlp, "out"))
+        found.append(place(f"resid[{n}]", self.final_norm(), "in"))
+        found.append(place("final", self.final_norm(), "out", n))
+        found.append(place("logits", self.head(), "out", size=text.vocab_size))
+        return {point.name: point for point in found}
 
     def model_shape(self) -> ModelShape:
         """Blocks, width, dtype and padding id, for a batch to carry."""

@@ -16,10 +16,12 @@ from transformers import PreTrainedModel
 
 from ..batch import AudioEmbedding, EncodedPrompt, PreparedBatch
 from ..generation import Profile, sampled
+from ..points import Layout, Point
 from ..request import MARKER, Request
 from ..timeline import Clock
 from ..vendor.moss_music import MossMusicConfig, MossMusicForConditionalGeneration, MossMusicProcessor, n_tokens
 from ..vendor.moss_music.configuration import DOWNSAMPLE_RATE
+from ..vendor.moss_music.encoder import plan_chunks
 from ..vendor.moss_music.mel import HOP_LENGTH, SAMPLE_RATE
 from .base import Family
 
@@ -159,6 +161,53 @@ class MossMusic(Family):
         """The output projection."""
         return self.model.lm_head
 
+    def final_norm(self) -> torch.nn.Module:
+        """Qwen3's last norm."""
+        return self.model.language_model.norm
+
+    def audio_points(self) -> list[Point]:
+        """Encoder blocks, which run once a chunk width, then raw, projected and the DeepStack streams."""
+        model, config = self.model, self.model.config
+        width, language = config.audio_config.d_model, config.language_config.hidden_size
+
+        def place(name: str, module: torch.nn.Module, side: str, size: int, layouts: Any = _flat_layout) -> Point:
+            return Point(name, ("U", size), None, module, side, "audio", (size,), layouts)
+
+        return [
+            *(
+                place(f"encoder.block[{i}]", block, "out", width, self._chunk_layouts)
+                for i, block in enumerate(model.audio_encoder.layers)
+            ),
+            place("encoder.out", model.audio_adapter, "in", width),
+            place("projected", model.audio_adapter, "out", language),
+            *(
+                place(f"deepstack[{k}]", merger, "out", language)
+                for k, merger in enumerate(model.deepstack_audio_merger_list)
+            ),
+        ]
+
+    def _chunk_layouts(self, batch: PreparedBatch) -> list[Layout]:
+        """The encoder's calls, narrow chunks first: where each chunk's tokens lie in [N, T]."""
+        frames = batch.inputs["audio_data_seqlens"].tolist()
+        chunks = plan_chunks(
+            frames, batch.inputs["audio_group_sizes"].tolist(), self.model.config.audio_config.chunk_frames
+        )
+        first = np.cumsum([0, *(chunk.tokens for chunk in chunks)])
+        layouts = []
+        for chunk_width in sorted({chunk.width for chunk in chunks}):
+            members = [i for i, chunk in enumerate(chunks) if chunk.width == chunk_width]
+            wide = n_tokens(chunk_width)
+            take = [torch.arange(chunks[i].tokens) + wide * place for place, i in enumerate(members)]
+            rows = [torch.arange(chunks[i].tokens) + int(first[i]) for i in members]
+            layouts.append(Layout(torch.cat(take), torch.cat(rows)))
+        return layouts
+
     def audio_dtype(self) -> torch.dtype:
         """float32 whatever the model is in; the encoder casts at its door."""
         return torch.float32
+
+
+def _flat_layout(batch: PreparedBatch) -> list[Layout]:
+    """One call over all tokens [U] of all sources."""
+    everything = torch.arange(sum(len(slot.token_positions) for slot in batch.slots))
+    return [Layout(everything, everything)]

@@ -26,6 +26,7 @@ from transformers import (
 from ..batch import AudioEmbedding, EncodedPrompt, PreparedBatch
 from ..errors import SnapshotError
 from ..generation import Profile, sampled
+from ..points import Layout, Point
 from ..request import MARKER, Request
 from ..snapshot import read_json, rebuild_buffers
 from ..timeline import Clock
@@ -234,6 +235,30 @@ class MusicFlamingo(Family):
         """The output projection."""
         return self.model.lm_head
 
+    def final_norm(self) -> torch.nn.Module:
+        """Qwen2's last norm."""
+        return self.model.model.language_model.norm
+
+    def audio_points(self) -> list[Point]:
+        """Tower blocks at two positions of 20 ms a token, then raw, after rotary time, and projected."""
+        inner, config = self.model.model, self.model.config
+        width, language = config.audio_config.hidden_size, config.text_config.hidden_size
+        tower, projector = inner.audio_tower, inner.multi_modal_projector
+
+        def place(name: str, module: torch.nn.Module, side: str, size: int) -> Point:
+            return Point(name, ("U", size), None, module, side, "audio", (size,), _window_layout)
+
+        blocks = [
+            Point(f"encoder.block[{i}]", ("U", 2, width), None, block, "out", "audio", (2, width), _window_layout, 2)
+            for i, block in enumerate(tower.layers)
+        ]
+        return [
+            *blocks,
+            place("encoder.out", tower.layer_norm, "out", width),
+            place("timed", projector, "in", width),
+            place("projected", projector, "out", language),
+        ]
+
     def audio_dtype(self) -> torch.dtype:
         """The tower's own dtype; it refuses any other."""
         return self.model.model.audio_tower.conv1.weight.dtype
@@ -259,6 +284,15 @@ def _valid(model: PreTrainedModel, mask: torch.Tensor, raw: torch.Tensor) -> tor
     """[W, 750] bool: which rows of the tower's output are tokens."""
     lengths = _token_lengths(mask.sum(-1))
     return torch.arange(raw.shape[1], device=raw.device)[None, :] < lengths[:, None].to(raw.device)
+
+
+def _window_layout(batch: PreparedBatch) -> list[Layout]:
+    """One call over all windows [W, 750]; a window's tokens are its first rows."""
+    lengths = _token_lengths(batch.inputs["input_features_mask"].sum(-1).cpu())
+    per_window = -(-batch.inputs["input_features_mask"].shape[1] // FRAMES_PER_TOKEN)
+    valid = torch.arange(per_window)[None, :] < lengths[:, None]
+    take = valid.flatten().nonzero()[:, 0]
+    return [Layout(take, torch.arange(len(take)))]
 
 
 def _token_lengths(frames: torch.Tensor) -> torch.Tensor:

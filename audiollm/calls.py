@@ -1,0 +1,309 @@
+"""What a model is in the middle of: which batch, the prompt or which step, which columns. Shared by observing and editing.
+
+A context follows every call on a model while it is open: a Session's, which says its batch itself, and direct ones of
+`session.model(...)`, for which the caller gave a batch or nothing is known but the shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .errors import ArgumentError
+from .hooks import Hook, remove_hooks
+from .points import Layout, Point
+from .rows import Rows, Selection, audio_rows, prompt_rows
+
+if TYPE_CHECKING:
+    from .batch import PreparedBatch
+    from .session import Session
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """Rows within one tensor of one call: `index` picks them from the tensor flattened to rows; both have length m."""
+
+    index: torch.Tensor
+    rows: Rows
+
+
+class Context:
+    """One open `with` block on a session: hooks at its points, and what call they are in.
+
+    Subclasses give `watch(point)`, which registers what they need with `hook`. Points of the prompt are taken
+    from the outermost pass only: a hook of the user's that calls the model or its head is none of our business.
+    """
+
+    def __init__(
+        self, session: Session, points: Sequence[Point], selection: Selection, batch: PreparedBatch | None, fired: bool
+    ) -> None:
+        self.session = session
+        self.points = tuple(points)
+        self.selection = selection
+        self.given = batch
+        self.must_fire = fired
+        self.fired: set[str] = set()
+        self.open = False
+        self.batch: PreparedBatch | None = None
+        self._start()
+
+    # What a subclass does.
+
+    def watch(self, point: Point) -> None:
+        """Register the hooks of one point."""
+        raise NotImplementedError
+
+    def begun(self) -> None:
+        """Called as each call begins, when its batch is known, before the model runs."""
+
+    # The block.
+
+    def __enter__(self) -> Any:
+        try:
+            adapter = self.session._adapter
+            self.open = True
+            self.session._contexts.append(self)
+            self.hook(self.session.model, self._root_begins, before=True)
+            self.hook(self.session.model, self._root_ends, always=True)
+            self.hook(adapter.decoder(), self._decoder_begins, before=True)
+            for point in self.points:
+                self.watch(point)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        try:
+            self._close()
+        finally:
+            self._close()  # once more, where an interrupt cut the first short
+        if kind is None and self.must_fire:
+            self._check_fired()
+
+    def is_live(self) -> bool:
+        """Whether hooks act."""
+        return self.open
+
+    def hook(self, module: torch.nn.Module, act: Callable, before: bool = False, always: bool = False) -> Hook:
+        """Register a hook of this context, called as act(module, args, kwargs[, output])."""
+        hook = Hook(self, act)
+        if before:
+            module.register_forward_pre_hook(hook, with_kwargs=True)
+        else:
+            module.register_forward_hook(hook, with_kwargs=True, always_call=always)
+        return hook
+
+    def _close(self) -> None:
+        self.open = False
+        adapter = self.session._adapter
+        modules = (self.session.model, adapter.decoder(), *(point.module for point in self.points))
+        remove_hooks(self, modules)
+        self.session._contexts[:] = [other for other in self.session._contexts if other is not self]
+
+    def _check_fired(self) -> None:
+        silent = [point.name for point in self.points if point.name not in self.fired]
+        if silent:
+            raise ArgumentError(
+                f"{', '.join(silent)} never fired: no call inside the block reached it (a call that extracts stops at its "
+                "deepest layer, and audio points need a request with audio); pass must_fire=False if that is meant",
+                code="bad_argument",
+                source="points",
+            )
+
+    # The call.
+
+    def begin(self, batch: PreparedBatch | None) -> None:
+        """A call begins, on this batch if one is known. Raises: ArgumentError where the selection does not fit it."""
+        self._start()
+        self.batch = batch
+        if batch is None and not self.selection.is_everything:
+            raise ArgumentError(
+                "which columns are meant is not known for a direct call of session.model; pass batch=, or call the "
+                "session's own methods",
+                code="bad_argument",
+                source="batch",
+            )
+        if batch is not None:
+            rows = prompt_rows(batch)
+            self.chosen = self.selection.mask(rows, batch)
+            self.prompt = rows
+            self.audio = audio_rows(batch)
+            self.chosen_audio = self.selection.mask(self.audio, batch)
+        self.begun()
+
+    def _start(self) -> None:
+        self.depth = 0
+        self.past = 0
+        self.columns = 0
+        self.width = 0
+        self.kept: int | torch.Tensor = 0
+        self.attention: torch.Tensor | None = None
+        self.over: np.ndarray | None = None
+        self.counts: dict[str, int] = {}
+        self._slices: dict[Any, Slice] = {}
+        self._layouts: dict[Any, Sequence[Layout]] = {}
+
+    def _root_begins(self, module: Any, args: tuple, kwargs: dict) -> None:
+        filled = _filled(kwargs)
+        if not self.session._running and filled == 0:
+            self.begin(self.given)
+        self.depth += 1
+        if self.depth == 1:
+            self.kept = kwargs.get("logits_to_keep", 0)
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            self.attention = kwargs.get("attention_mask")
+            if filled and ids is not None:
+                self._finish_rows(ids[:, -1])
+
+    def _root_ends(self, *_: Any) -> None:
+        self.depth = max(0, self.depth - 1)
+
+    def _decoder_begins(self, module: Any, args: tuple, kwargs: dict) -> None:
+        if self.depth == 1:
+            self.past = _filled(kwargs)
+            embeds = kwargs.get("inputs_embeds", args[0] if args else None)
+            self.columns = 0 if embeds is None else embeds.shape[1]
+            if self.is_step:
+                self._slices.clear()
+            else:
+                self.width = self.columns
+
+    def _finish_rows(self, ids: torch.Tensor) -> None:
+        """Requests whose answer has ended are fed padding from then on, which is nobody's row."""
+        adapter = self.session._adapter
+        ended = ((ids == adapter.end_id) | (ids == adapter.pad_id)).cpu().numpy()
+        self.over = ended if self.over is None else self.over | ended
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the running pass is a step of a generation, not a prompt."""
+        return self.past > 0
+
+    # Rows of a tensor.
+
+    def slice(self, point: Point, tensor: torch.Tensor, chosen: bool = True) -> Slice | None:
+        """The rows of a tensor at a point, chosen ones or all; None where the point is not ours just now.
+
+        Counts nothing; `advance` does. Raises: ArgumentError where the tensor does not fit the batch.
+        """
+        if point.axis == "audio":
+            return self._audio_slice(point, tensor, chosen) if self.depth <= 1 else None
+        if self.depth != 1:
+            return None
+        key = ("prompt", tensor.shape[1], self.past, chosen, tensor.device)
+        if key not in self._slices:
+            rows, flat = self._step_rows(tensor) if self.is_step else self._prompt_rows(tensor, chosen)
+            self._slices[key] = Slice(torch.from_numpy(flat).to(tensor.device), rows)
+        return self._slices[key]
+
+    def advance(self, point: Point) -> None:
+        """One more tensor of this call was seen at a point."""
+        self.counts[point.name] = self.counts.get(point.name, 0) + 1
+        self.fired.add(point.name)
+
+    def expected(self, point: Point) -> int:
+        """Tensors that a prompt pass gives at a point."""
+        if point.axis != "audio":
+            return 1
+        return len(self._layouts_of(point)) if self.batch is not None and self.batch.slots else 0
+
+    def _layouts_of(self, point: Point) -> Sequence[Layout]:
+        assert point.layouts is not None and self.batch is not None
+        if point.layouts not in self._layouts:
+            self._layouts[point.layouts] = point.layouts(self.batch)
+        return self._layouts[point.layouts]
+
+    def _audio_slice(self, point: Point, tensor: torch.Tensor, chosen: bool) -> Slice | None:
+        if self.batch is None:
+            raise ArgumentError(
+                f"which source is where at {point.name} is not known for a direct call of session.model; pass batch=",
+                code="bad_argument",
+                source="batch",
+            )
+        which = self.counts.get(point.name, 0)
+        layouts = self._layouts_of(point)
+        if which >= len(layouts):
+            return None
+        key = ("audio", point.layouts, which, chosen, tensor.device)
+        if key not in self._slices:
+            layout = layouts[which]
+            take, numbers = layout.take.numpy(), layout.rows.numpy()
+            if chosen:
+                mine = self.chosen_audio[numbers]
+                take, numbers = take[mine], numbers[mine]
+            self._slices[key] = Slice(torch.from_numpy(take).to(tensor.device), self.audio[numbers])
+        return self._slices[key]
+
+    def _prompt_rows(self, tensor: torch.Tensor, chosen: bool) -> tuple[Rows, np.ndarray]:
+        columns = self._kept_columns(tensor)
+        if self.batch is None:
+            rows = self._unknown_rows(len(tensor))
+        else:
+            if (len(tensor), self.columns) != (len(self.batch), self.batch.width):
+                raise ArgumentError(
+                    f"the call runs {len(tensor)} x {self.columns} positions and the batch has {len(self.batch)} x "
+                    f"{self.batch.width}; pass the batch whose inputs are run",
+                    code="bad_argument",
+                    source="batch",
+                )
+            rows = self.prompt[self.chosen] if chosen else self.prompt
+        place = np.full(self.columns, -1)
+        place[columns] = np.arange(len(columns))
+        rows = rows[place[rows.position] >= 0]
+        return rows, rows.sample_index * tensor.shape[1] + place[rows.position]
+
+    def _kept_columns(self, tensor: torch.Tensor) -> np.ndarray:
+        """The columns of this pass that a tensor [B, T, ...] holds: all, or those that `logits_to_keep` kept."""
+        everything = np.arange(self.columns)
+        if tensor.shape[1] == self.columns:
+            return everything
+        if isinstance(self.kept, torch.Tensor):
+            return everything[self.kept.cpu().numpy()]
+        return everything[-tensor.shape[1] :]
+
+    def _unknown_rows(self, n_requests: int) -> Rows:
+        real = np.ones((n_requests, self.columns), bool)
+        if isinstance(self.attention, torch.Tensor) and tuple(self.attention.shape) == real.shape:
+            real = self.attention.bool().cpu().numpy()
+        return Rows.text(*np.nonzero(real))
+
+    def _step_rows(self, tensor: torch.Tensor) -> tuple[Rows, np.ndarray]:
+        width = tensor.shape[1]
+        requests = np.arange(len(tensor))
+        going = requests if self.over is None else requests[~self.over[: len(tensor)]]
+        parts, flat = [], []
+        for column in range(width):
+            position = self.past + column
+            parts.append(Rows.text(going, np.full(len(going), position), position - self.width + 1))
+            flat.append(going * width + column)
+        return Rows.join(parts), np.concatenate(flat)
+
+
+def rows_of(tensor: torch.Tensor, point: Point) -> torch.Tensor:
+    """A tensor at a point, flattened to rows [n, *row]."""
+    if point.axis == "audio" and point.width is not None:
+        return tensor.reshape(-1, *point.width)
+    return tensor.flatten(0, 1)
+
+
+def found_tensor(point: Point, args: tuple, kwargs: dict, output: Any) -> torch.Tensor | None:
+    """The tensor of a point among what a hook is given."""
+    if point.side == "in":
+        values: Any = (*args, *kwargs.values())
+    elif isinstance(output, dict):
+        values = output.values()
+    else:
+        values = output if isinstance(output, (tuple, list)) else (output,)
+    return next((value for value in values if isinstance(value, torch.Tensor)), None)
+
+
+def _filled(kwargs: dict) -> int:
+    """Positions in the cache that a call was given, under whichever name."""
+    cache = kwargs.get("cache")
+    cache = kwargs.get("past_key_values") if cache is None else cache
+    return 0 if cache is None else int(cache.get_seq_length())
