@@ -70,6 +70,7 @@ class Context:
             self.hook(self.session.model, self._root_begins, before=True)
             self.hook(self.session.model, self._root_ends, always=True)
             self.hook(adapter.decoder(), self._decoder_begins, before=True)
+            self.hook(adapter.decoder(), self._decoder_ends, always=True)
             for point in self.points:
                 self.watch(point)
         except BaseException:
@@ -138,6 +139,8 @@ class Context:
 
     def _start(self) -> None:
         self.depth = 0
+        self.inner = 0
+        self.returned = False
         self.past = 0
         self.columns = 0
         self.width = 0
@@ -164,7 +167,9 @@ class Context:
         self.depth = max(0, self.depth - 1)
 
     def _decoder_begins(self, module: Any, args: tuple, kwargs: dict) -> None:
-        if self.depth == 1:
+        self.inner += 1
+        if self.depth == 1 and self.inner == 1:
+            self.returned = False
             self.past = _filled(kwargs)
             embeds = kwargs.get("inputs_embeds", args[0] if args else None)
             self.columns = 0 if embeds is None else embeds.shape[1]
@@ -172,6 +177,14 @@ class Context:
                 self._slices.clear()
             else:
                 self.width = self.columns
+
+    def _decoder_ends(self, *_: Any) -> None:
+        self.inner = max(0, self.inner - 1)
+        self.returned = self.returned or (self.depth == 1 and self.inner == 0)
+
+    def _is_due(self, point: Point) -> bool:
+        """Whether a point of the prompt can be meant: the head's after the decoder returned, others while it runs."""
+        return self.inner == 0 and self.returned if point.name == "logits" else self.inner == 1
 
     def _finish_rows(self, ids: torch.Tensor) -> None:
         """Requests whose answer has ended are fed padding from then on, which is nobody's row."""
@@ -193,7 +206,7 @@ class Context:
         """
         if point.axis == "audio":
             return self._audio_slice(point, tensor, chosen) if self.depth <= 1 else None
-        if self.depth != 1:
+        if self.depth != 1 or (point.axis == "prompt" and not self._is_due(point)):
             return None
         key = ("prompt", tensor.shape[1], self.past, chosen, tensor.device)
         if key not in self._slices:
