@@ -73,10 +73,10 @@ class Context:
             self.hook(adapter.decoder(), self._decoder_ends, always=True)
             for point in self.points:
                 self.watch(point)
+            return self
         except BaseException:
             self._close()
             raise
-        return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         try:
@@ -298,7 +298,7 @@ class Context:
 
 
 def rows_of(tensor: torch.Tensor, point: Point) -> torch.Tensor:
-    """A tensor at a point, flattened to rows [n, *row]."""
+    """A tensor at a point, flattened to rows [n, ...]."""
     if point.axis == "audio" and point.width is not None:
         return tensor.reshape(-1, *point.width)
     return tensor.flatten(0, 1)

@@ -1,5 +1,5 @@
 """The command line: `demo` checks an installation, `inspect` looks at a snapshot, `doctor` at the machine; `decode` and
-`encode` run the codec.
+`encode` run the codec; `extract` runs a corpus.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .codec import cli as codec
+from .corpus import cli as corpus
 from .errors import AudioLLMError
 
 
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
 
     codec.add_parsers(commands)
+    corpus.add_parser(commands)
     return parser
 
 

@@ -13,13 +13,16 @@ from .audio import readable_formats
 
 # What the package needs, as pyproject says it; a test compares the two. A checkout may run without being installed.
 REQUIREMENTS = (
+    "filelock>=3.12",
     "gguf>=0.19",
     "huggingface-hub>=1.0",
     "jinja2>=3.1",
     "matplotlib>=3.8",
     "numpy>=1.26",
     "packaging>=23",
+    "pyarrow>=17",
     "safetensors>=0.4.3",
+    "scikit-learn>=1.4",
     "scipy>=1.11",
     "soundfile>=0.12",
     "torch>=2.9",

@@ -39,7 +39,7 @@ class Moment:
 
     @property
     def every(self) -> torch.Tensor:
-        """All rows but padding, gathered when asked for."""
+        """All rows but padding [M, ...], gathered when asked for."""
         return self._flat[self._index]
 
 
@@ -51,7 +51,7 @@ class Edit:
         return self
 
     def apply(self, values: torch.Tensor, rows: Rows, moment: Moment) -> torch.Tensor:
-        """New values for `values` [m, ...]."""
+        """New values [m, ...] for `values` [m, ...], which are of `rows`."""
         raise NotImplementedError
 
 
@@ -176,7 +176,7 @@ class Editing(Context):
         return super().__enter__()
 
     def watch(self, point: Point) -> None:
-        """See `Context`."""
+        """See `Context`. What is registered raises ArgumentError for an edit that returns another shape."""
         if point.side == "in":
 
             def before(module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:

@@ -17,15 +17,19 @@ CODES = {
     "bad_codes": "codec codes of the wrong width, type or range",
     "bad_device": "the device is not one that torch can use here",
     "bad_dtype": "a waveform is not a real floating dtype",
+    "bad_manifest": "a table of clips that cannot be used",
     "bad_prompt": "the prompt is not usable text, or its markers do not fit its sources",
     "bad_rate": "a sample rate is not a positive whole number in a sane range",
+    "bad_run": "a run folder that does not fit the call, or is damaged",
     "bad_shape": "a waveform is not one-dimensional",
     "bad_version": "an installed library is outside the supported range",
     "bad_weights": "a snapshot or model file that must not load",
     "busy": "the session is in the middle of another call",
     "control_token": "the prompt holds one of the model's own control tokens",
     "corrupt": "the file claims to be audio but cannot be decoded",
+    "disk_full": "no room for what is to be written",
     "empty": "no samples at all",
+    "locked": "another process is writing the run",
     "non_finite": "NaN, infinity, or a level past 1e12 among the samples",
     "not_a_file": "a directory, device, pipe or socket",
     "not_found": "no such path, or a URL",
@@ -35,6 +39,7 @@ CODES = {
     "too_many_sources": "more audio sources than a request may hold",
     "too_short": "samples, but not enough for one audio token",
     "unsupported": "not a format or a feature that can be used here",
+    "worker_died": "the process that worked on it died",
 }
 
 

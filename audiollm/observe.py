@@ -37,7 +37,8 @@ LIMIT_BYTES = 4 << 30
 class Activation:
     """What one place computed in one call: `point`, `values` [R, ...], and `rows`, what the R rows are.
 
-    A module path whose output is not [B, L, ...] has `rows` None, and `values` as it came from its last pass.
+    A module path whose output is not [B, L, ...] has `rows` None, and `values` as it came from its last pass; asking for
+    some of its rows raises ArgumentError.
     """
 
     point: str
@@ -46,20 +47,20 @@ class Activation:
 
     @property
     def prompt(self) -> Activation:
-        """The rows of the prompt alone."""
+        """The rows of the prompt alone. Raises: ArgumentError where rows are not known."""
         return self._where(self._known().step == 0)
 
     @property
     def generated(self) -> Activation:
-        """The rows of generated tokens alone; `rows.step` k is the k-th, when it is fed back."""
+        """The rows of generated tokens alone; `rows.step` k is the k-th, when it is fed back. Raises: as `prompt`."""
         return self._where(self._known().step > 0)
 
     def source(self, number: int) -> Activation:
-        """The rows of one source, numbered as in `batch.slots`, in order of time."""
+        """The rows of one source, numbered as in `batch.slots`, in order of time. Raises: as `prompt`."""
         return self._where(self._known().source == number)
 
     def request(self, sample_index: int) -> Activation:
-        """The rows of one request."""
+        """The rows of one request. Raises: as `prompt`."""
         return self._where(self._known().sample_index == sample_index)
 
     def _known(self) -> Rows:
@@ -184,7 +185,7 @@ class Observing(Context, Mapping[str, Activation]):
         )
 
     def columns_of(self, batch: PreparedBatch) -> np.ndarray:
-        """Columns of the padded prompt that hold a chosen row of any request, ascending."""
+        """Columns of the padded prompt [columns] that hold a chosen row of any request, ascending."""
         rows = prompt_rows(batch)
         return np.unique(rows.position[self.selection.mask(rows, batch)])
 

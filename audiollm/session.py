@@ -219,6 +219,8 @@ class Session:
         Returns one AudioEmbedding a source, in request then source order: `raw` [U_i, audio width] (for Music Flamingo
         before rotary time), `projected` [U_i, D], no padding, pooling or normalisation, on the model's device and in
         its dtype. With `grad=True` the graph is kept whole from `batch.inputs` on.
+
+        Raises: ArgumentError for a batch of another model; SessionBusyError.
         """
         self._check_batch(batch)
         return self._alone(grad, lambda: self._adapter.embed_audio(batch), batch)
@@ -233,15 +235,17 @@ class Session:
         next block receives, so it never depends on what was called or hooked before. Blocks above the deepest asked
         layer and the head are not run: hooks of yours up there do not fire.
 
-        Raises: ArgumentError naming the range for a layer outside 0..n or -(n+1)..-1.
+        Raises: ArgumentError naming the range for a layer outside 0..n or -(n+1)..-1, and for a batch of another model;
+        SessionBusyError.
         """
         self._check_batch(batch)
         numbers = {layer: batch.model_shape.layer(layer) for layer in self._checked_layers(layers)}
         found: list[dict[int, torch.Tensor]] = [{} for _ in batch.slots]
+        places = [(slot.sample_index, slot.token_positions.to(self.device)) for slot in batch.slots]
 
         def keep(layer: int, states: torch.Tensor) -> None:
-            for slot, mine in zip(batch.slots, found, strict=True):
-                mine[layer] = states[slot.sample_index, slot.token_positions.to(states.device)]
+            for (row, columns), mine in zip(places, found, strict=True):
+                mine[layer] = states[row, columns.to(states.device)]
 
         if batch.slots and numbers:
             deepest = max(numbers.values())
@@ -284,7 +288,7 @@ class Session:
     def generate(
         self, requests: Sequence[Request], profile: str = "paper_reference", max_new_tokens: int | None = None
     ) -> list[str]:
-        """Answers to requests as text, in order; see `generations` for parameters and errors."""
+        """Answers to requests as text, in order; parameters as `generations`, which see. Raises: as that."""
         return [answer.text for answer in self.generations(requests, profile, max_new_tokens)]
 
     def generations(

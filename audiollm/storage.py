@@ -79,7 +79,9 @@ def load_observation(path: str | Path, session: Session | None = None) -> Observ
         tensors = load_file(path) if right else {}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ArgumentError(
-            f"{path} and {_beside(path).name} cannot be read as an observation: {error}", code="bad_argument", source=path
+            f"{path} and {_beside(path).name} cannot be read as an observation: {error}",
+            code="bad_argument",
+            source=path,
         ) from None
     if not right:
         raise ArgumentError(

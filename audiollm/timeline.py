@@ -143,7 +143,10 @@ class SourceTimeline:
         return k * per, min((k + 1) * per, self.n_samples)
 
     def sample_to_token(self, sample: int) -> int | None:
-        """The token over a sample at the model's rate, or None; `n_samples` itself is the end of the last token."""
+        """The token over a sample at the model's rate, or None; `n_samples` itself is the end of the last token.
+
+        Raises ArgumentError outside [0, n_samples].
+        """
         at = self._checked(sample, self.n_samples + 1, "sample")
         token = at // self.clock.samples_per_token
         if token < self.n_tokens:
@@ -167,7 +170,7 @@ class SourceTimeline:
         return self._at_file_rate(first), self._at_file_rate(last)
 
     def file_sample_to_token(self, sample: int) -> int | None:
-        """The token over a sample at the file's own rate, or None past the last one that is used."""
+        """The token over a sample at the file's own rate, or None. Raises ArgumentError past the last one that is used."""
         at = self._checked(sample, self._at_file_rate(self.n_samples) + 1, "sample")
         return self.sample_to_token(min(at * self.clock.sample_rate // self.file_rate, self.n_samples))
 

@@ -130,7 +130,7 @@ def _bad(path: Path, what: str) -> SnapshotError:
 
 @contextmanager
 def opened(path: Path) -> Iterator:
-    """The file as the safetensors library opens it, memory-mapped; its refusals become SnapshotErrors."""
+    """The file as the safetensors library opens it, memory-mapped. Raises: SnapshotError for what that refuses."""
     from safetensors import SafetensorError, safe_open
 
     try:

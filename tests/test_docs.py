@@ -70,15 +70,33 @@ def test_public_things_have_a_docstring(name):
     assert inspect.getdoc(FUNCTIONS[name])
 
 
+ERRORS = re.compile(r"\braise (ArgumentError|AudioError|RequestError|SnapshotError|SessionBusyError|_bad\w*)\b")
+
+
+def raises(function, seen=frozenset()):
+    """Whether a function, or a private helper of its own module or class that it calls, raises one of our errors."""
+    source = inspect.getsource(function)
+    if ERRORS.search(source):
+        return True
+    module = inspect.getmodule(function)
+    owner = vars(module).get(function.__qualname__.split(".")[0])
+    for helper in set(re.findall(r"\b(?:self\.)?(_[a-z]\w*)\(", source)) - seen:
+        called = vars(owner).get(helper) if inspect.isclass(owner) else None
+        called = vars(module).get(helper) if called is None else called
+        if inspect.isfunction(called) and raises(called, seen | {helper}):
+            return True
+    return False
+
+
 @pytest.mark.parametrize("name", sorted(n for n, f in FUNCTIONS.items() if inspect.isfunction(f)))
 def test_docstrings_name_errors_shapes_and_units(name):
     function = FUNCTIONS[name]
-    text, source = inspect.getdoc(function), inspect.getsource(function)
-    if re.search(r"\braise (ArgumentError|AudioError|RequestError|SnapshotError|SessionBusyError)\b", source):
+    text = inspect.getdoc(function)
+    if raises(function):
         assert re.search(r"[Rr]aises?\b|Refuse", text), f"{name} raises and does not say so"
     returned = str(inspect.signature(function).return_annotation)
     if "ndarray" in returned or returned in ("Tensor", "torch.Tensor"):
-        assert re.search(r"\[[\w ,+]+\]|array", text), f"{name} returns an array and does not say its shape"
+        assert re.search(r"\[[\w ,+.*]+\]|array", text), f"{name} returns an array and does not say its shape"
     if re.search(r"_s$", function.__name__):
         assert re.search(r"second", text, re.IGNORECASE), f"{name} gives seconds and does not say so"
 

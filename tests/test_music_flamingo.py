@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
+import pickle
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -253,3 +257,25 @@ def test_an_audio_id_that_differs_from_the_tokenizer_is_refused(mf_copy):
     (mf_copy / "config.json").write_text(json.dumps(config | {"audio_token_id": 5}))
     with pytest.raises(SnapshotError, match="audio_token_id"):
         load_model(mf_copy, "cpu", torch.float32)
+
+
+def test_the_memory_of_a_model_goes_with_its_last_reference(tiny_mf):
+    """Without waiting for the garbage collector: a mended model must not hold itself."""
+    session = load_model(tiny_mf, "cpu", torch.float32)
+    watched = weakref.ref(session.model.lm_head.weight)
+    gc.disable()
+    try:
+        del session
+        assert watched() is None
+    finally:
+        gc.enable()
+
+
+def test_a_model_is_copied_and_pickled_with_what_was_mended(session_mf, mf_requests, mf_case):
+    case, _ = mf_case("c_zero_mid")
+    batch = session_mf.prepare(mf_requests(case))
+    wanted = session_mf.model(**batch.inputs, logits_to_keep=1).logits
+    for other in (copy.deepcopy(session_mf.model), pickle.loads(pickle.dumps(session_mf.model))):
+        assert torch.equal(other(**batch.inputs, logits_to_keep=1).logits, wanted)
+        other.to(torch.bfloat16)
+        assert other.model.pos_emb.inv_freq.dtype == torch.float32 == session_mf.model.model.pos_emb.inv_freq.dtype

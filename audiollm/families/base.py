@@ -172,7 +172,7 @@ class Family(ABC):
         return ModelShape(self.name, text.num_hidden_layers, text.hidden_size, self.model.dtype, self.pad_id)
 
     def prepare(self, requests: Sequence[Request], device: torch.device) -> PreparedBatch:
-        """Requests -> a padded batch on `device`; see `Session.prepare` for what is raised."""
+        """Requests -> a padded batch on `device`; raises as `Session.prepare`."""
         self._check_requests(requests)
         contents = [self._checked_content(request, b) for b, request in enumerate(requests)]
         for b, request in enumerate(requests):

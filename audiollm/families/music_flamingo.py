@@ -7,7 +7,8 @@ too short for a token (1 to 320 samples), which the library counts to the next s
 
 from __future__ import annotations
 
-import types
+import functools
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,9 @@ from typing import Any, ClassVar
 import jinja2
 import numpy as np
 import torch
-from transformers import (
-    MusicFlamingoConfig,
-    MusicFlamingoForConditionalGeneration,
-    MusicFlamingoProcessor,
-    PreTrainedModel,
-)
+from transformers import MusicFlamingoConfig, MusicFlamingoProcessor, PreTrainedModel
+from transformers.models.musicflamingo import modeling_musicflamingo as library
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 from ..batch import AudioEmbedding, EncodedPrompt, PreparedBatch
 from ..errors import SnapshotError
@@ -70,9 +68,7 @@ class MusicFlamingo(Family):
         self.context = int(model.config.text_config.max_position_embeddings)
         self._check_audio_id()
         self._rendered("")
-        _assign_windows_rightly(model.model)
-        _keep_tables_in_float32(model)
-        _refuse_several_answers(model)
+        _mend(model)
 
     def _check_audio_id(self) -> None:
         self._check_ids({self.processor.audio_token: self.processor.audio_token_id})
@@ -90,7 +86,7 @@ class MusicFlamingo(Family):
         """The library's model for a config.json; see `Family.build`."""
         parsed = MusicFlamingoConfig.from_dict(config)
         parsed._attn_implementation = attention
-        return MusicFlamingoForConditionalGeneration(parsed)
+        return library.MusicFlamingoForConditionalGeneration(parsed)
 
     @classmethod
     def load_processor(cls, folder: Path) -> Any:
@@ -137,7 +133,10 @@ class MusicFlamingo(Family):
         return "".join(f"Audio {k + 1}: {MARKER}\n" for k in range(n)) + request.prompt
 
     def encode_prompt(self, content: str, n_tokens: Sequence[int]) -> EncodedPrompt:
-        """Tokenize the rendered turns with one sound token a source, then repeat each as often as it has tokens."""
+        """Tokenize the rendered turns with one sound token a source, then repeat each as often as it has tokens.
+
+        Raises: SnapshotError where the chat template does not keep the user's text once, as it is.
+        """
         processor = self.processor
         span = processor.audio_bos_token + processor.audio_token + processor.audio_eos_token
         text, user_at, assistant_at = self._rendered(content.replace(MARKER, span))
@@ -300,25 +299,64 @@ def _token_lengths(frames: torch.Tensor) -> torch.Tensor:
     return (frames.to(torch.long) + 1) // FRAMES_PER_TOKEN
 
 
-def _assign_windows_rightly(inner: Any) -> None:
-    """Make this one model give each encoder window to the source it belongs to, also windows without a token.
+@contextmanager
+def _plain_float32() -> Iterator[None]:
+    """Without autocast and with float32 as torch's default, which the library's extractor takes for granted."""
+    default = torch.get_default_dtype()
+    try:
+        if default is not torch.float32:  # it is one for all threads, so leave it alone where it is right
+            torch.set_default_dtype(torch.float32)
+        with torch.autocast("cpu", enabled=False), torch.device("cpu"):
+            yield
+    finally:
+        if default is not torch.float32:
+            torch.set_default_dtype(default)
 
-    The library finds a window's source by where its tokens would begin. A window without tokens begins where the
-    next source does, so the library counts it there, and every window of that source is rotated by 30 s too much
-    (or, at the very end of a batch, an index is out of bounds). Such a window is always the tail of the source before.
-    """
-    inner._build_audio_timestamps = types.MethodType(_audio_timestamps, inner)
+
+# Three things of the library's are mended in this one model: by functions that do not hold it, so that it is freed with its
+# last reference and can be pickled and copied; where a module itself is needed, by a subclass that keeps its name.
+
+
+def _mend(model: Any) -> None:
+    inner = model.model
+    inner._build_audio_timestamps = functools.partial(_audio_timestamps, inner.config)
+    model._expand_inputs_for_generation = _OneAnswer(model)
+    inner.pos_emb.__class__ = MusicFlamingoRotaryEmbedding
+    inner.language_model.rotary_emb.__class__ = TextRotaryEmbedding
+
+
+class _Float32Tables(torch.nn.Module):
+    """Rotary tables that are computed anew after `.to(dtype)` and `.half()`, which would round them."""
+
+    inv_freq: torch.Tensor
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        rebuild_buffers(self, self.inv_freq.device)
+        return self
+
+
+class MusicFlamingoRotaryEmbedding(_Float32Tables, library.MusicFlamingoRotaryEmbedding):
+    """Rotary time, in float32 whatever the model is in."""
+
+
+class TextRotaryEmbedding(_Float32Tables, Qwen2RotaryEmbedding):
+    """The language model's rotary positions, in float32 whatever the model is in."""
 
 
 def _audio_timestamps(
-    self: Any, input_ids: torch.Tensor, post_lengths: torch.Tensor, max_post_length: int
+    config: MusicFlamingoConfig, input_ids: torch.Tensor, post_lengths: torch.Tensor, max_post_length: int
 ) -> torch.Tensor:
     """[W, max_post_length] float32 seconds within the source of every row of the tower's output.
 
-    `input_ids` [B, L]; `post_lengths` [W] tokens a window. Raises ValueError where tokens and windows do not match.
+    `input_ids` [B, L]; `post_lengths` [W] tokens a window. Each window is given to the source it belongs to, also one
+    without a token. The library finds a window's source by where its tokens would begin. A window without tokens
+    begins where the next source does, so the library counts it there, and every window of that source is rotated by 30 s
+    too much (or, at the very end of a batch, an index is out of bounds). Such a window is always the tail of the source
+    before. Raises ValueError where tokens and windows do not match.
     """
     device = post_lengths.device
-    is_audio = torch.nn.functional.pad((input_ids == self.config.audio_token_id).to(torch.int8), (1, 1))
+    is_audio = torch.nn.functional.pad((input_ids == config.audio_token_id).to(torch.int8), (1, 1))
     edges = torch.diff(is_audio, dim=1)
     lengths = torch.nonzero(edges == -1)[:, 1] - torch.nonzero(edges == 1)[:, 1]  # [A] tokens of each source
     source_ends = torch.cumsum(lengths.to(device), dim=0)
@@ -331,47 +369,31 @@ def _audio_timestamps(
     source = torch.searchsorted(source_ends, last_token, right=True)  # [W]
     first_window = torch.searchsorted(source, torch.arange(len(lengths), device=device))  # [A]
     index = torch.arange(len(post_lengths), device=device) - first_window[source]
-    step_s = self.config.audio_frame_step * FRAMES_PER_TOKEN
+    step_s = config.audio_frame_step * FRAMES_PER_TOKEN
     offsets = torch.arange(max_post_length, device=device, dtype=torch.float32) * step_s
     return (index * max_post_length).to(torch.float32).unsqueeze(1) * step_s + offsets
 
 
-@contextmanager
-def _plain_float32() -> Iterator[None]:
-    """Without autocast and with float32 as torch's default, which the library's extractor takes for granted."""
-    default = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(torch.float32)
-        with torch.autocast("cpu", enabled=False), torch.device("cpu"):
-            yield
-    finally:
-        torch.set_default_dtype(default)
-
-
-def _keep_tables_in_float32(model: Any) -> None:
-    """Make this one model compute its rotary tables anew after `.to(dtype)` and `.half()`, which would round them."""
-    for module in (model.model.pos_emb, model.model.language_model.rotary_emb):
-        module._apply = types.MethodType(_applied, module)
-
-
-def _applied(self: Any, fn: Any, recurse: bool = True) -> Any:
-    type(self)._apply(self, fn, recurse)
-    rebuild_buffers(self, self.inv_freq.device)
-    return self
-
-
-def _refuse_several_answers(model: Any) -> None:
-    """Make this one model refuse beams and several return sequences with audio.
+class _OneAnswer:
+    """In place of a model's `_expand_inputs_for_generation`: refuses beams and several return sequences with audio.
 
     The library repeats the rows of every input for them, windows too, which then belong to other sources than before.
     """
-    model._expand_inputs_for_generation = types.MethodType(_expanded_inputs, model)
 
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
 
-def _expanded_inputs(self: Any, expand_size: int = 1, **inputs: Any) -> Any:
-    if expand_size > 1 and inputs.get("input_features") is not None:
-        raise ValueError(
-            "num_beams and num_return_sequences above 1 mix up the windows of audio prompts; repeat the request in the "
-            "batch instead"
-        )
-    return super(type(self), self)._expand_inputs_for_generation(expand_size=expand_size, **inputs)
+    def __call__(self, expand_size: int = 1, **inputs: Any) -> Any:
+        if expand_size > 1 and inputs.get("input_features") is not None:
+            raise ValueError(
+                "num_beams and num_return_sequences above 1 mix up the windows of audio prompts; repeat the request in "
+                "the batch instead"
+            )
+        model = self._model()
+        return super(type(model), model)._expand_inputs_for_generation(expand_size=expand_size, **inputs)
+
+    def __deepcopy__(self, memo: dict) -> _OneAnswer:
+        return _OneAnswer(memo.get(id(self._model()), self._model()))
+
+    def __reduce__(self) -> tuple:
+        return _OneAnswer, (self._model(),)
