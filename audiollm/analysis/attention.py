@@ -291,7 +291,9 @@ def _queries(
         if column % batch.width < batch.width - least:
             raise _bad_query(column, batch.width - least, batch.width)
     if not asked:
-        raise ArgumentError("queries is empty; pass columns, or None for the last", code="bad_argument", source="queries")
+        raise ArgumentError(
+            "queries is empty; pass columns, or None for the last", code="bad_argument", source="queries"
+        )
     columns = [[int(column) % batch.width for column in asked] for _ in range(len(batch))]
     ids_of = batch.inputs["input_ids"].tolist()
     return batch, columns, [[decode([ids_of[b][c]]) for c in mine] for b, mine in enumerate(columns)]

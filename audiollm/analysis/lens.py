@@ -159,8 +159,7 @@ def _read(session: Session, states: torch.Tensor, ids: Sequence[int], top_k: int
     chosen = logprobs[:, list(ids)]
     ranks = torch.stack([(logprobs > column[:, None]).sum(-1) for column in chosen.unbind(1)], 1) if ids else chosen
     return tuple(
-        part.cpu().numpy()
-        for part in (top.indices, top.values.exp(), entropy, chosen.exp(), ranks.to(torch.int64))
+        part.cpu().numpy() for part in (top.indices, top.values.exp(), entropy, chosen.exp(), ranks.to(torch.int64))
     )
 
 

@@ -1,0 +1,45 @@
+"""Every example in a docstring runs as it is written."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import audiollm
+
+PACKAGES = ("audiollm", "audiollm.analysis", "audiollm.plots")
+
+
+def examples():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for package in PACKAGES:
+        path = importlib.import_module(package).__path__
+        for found in pkgutil.iter_modules([path[0]]):
+            if not found.ispkg:
+                module = importlib.import_module(f"{package}.{found.name}")
+                yield from (test for test in finder.find(module) if test.examples)
+
+
+EXAMPLES = {test.name: test for test in examples()}
+
+
+def test_there_are_examples():
+    assert {"audiollm.analysis.lens.logit_lens", "audiollm.analysis.attention.attention_over_time"} <= set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_example(name):
+    said = []
+    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(EXAMPLES[name], out=said.append)
+    assert results.failed == 0, "".join(said)
+
+
+def test_every_instrument_has_an_example():
+    """A function of `audiollm.analysis` that takes a Session shows how."""
+    for name in audiollm.analysis.__all__:
+        value = getattr(audiollm.analysis, name)
+        if callable(value) and not isinstance(value, type):
+            assert f"{value.__module__}.{name}" in EXAMPLES, f"{name} has no example"
