@@ -18,7 +18,7 @@ class SnapshotReport:
 
     `family`, `model_type`; `n_parameters`; `n_blocks`, `width` of the language model, `audio_layers`, `audio_width` of the
     tower; `context` in tokens; `max_audio_s` or None where only the context bounds audio; `token_s`, seconds of one audio
-    token; `files`, weight files with their bytes; `stored`, parameters by stored dtype; `problems`, what would keep it
+    token, 0.0 where the processor that says both cannot be read; `files`, weight files with their bytes; `stored`, parameters by stored dtype; `problems`, what would keep it
     from loading, each as the error says it. Whether weights are finite is known only once they are read.
     """
 
@@ -44,11 +44,14 @@ class SnapshotReport:
     def __str__(self) -> str:
         gib = 2**30
         cap = "bounded by the context" if self.max_audio_s is None else f"{self.max_audio_s:g} s a source"
+        token = f"one token for {1000 * self.token_s:g} ms"
+        if not self.token_s:
+            cap, token = "not known", "clock not known"
         lines = [
             f"{self.folder}",
             f"  family       {self.family} (model_type {self.model_type})",
             f"  parameters   {self.n_parameters:,}",
-            f"  tower        {self.audio_layers} layers of width {self.audio_width}, one token for {1000 * self.token_s:g} ms",
+            f"  tower        {self.audio_layers} layers of width {self.audio_width}, {token}",
             f"  language     {self.n_blocks} blocks of width {self.width}, layers 0..{self.n_blocks}",
             f"  context      {self.context:,} tokens; audio {cap}",
             f"  weights take {self.nbytes(torch.bfloat16) / gib:.2f} GiB in bfloat16, "

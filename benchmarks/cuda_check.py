@@ -1,7 +1,7 @@
 """Does a GPU in bfloat16 compute what the CPU computes in float32?
 
 Runs the embedded snapshots, one family after the other, on both: prepare, audio embeddings, contextual embeddings,
-forward, an edit by a hook, gradients, generation. Integers must be equal; for values the relative rms difference,
+forward, an edit by a hook, looking inside, gradients, generation. Integers must be equal; for values the relative rms difference,
 rms(device - cpu) / rms(cpu), must stay under the limit of the dtype (gradients: three times that). A mistake, such as
 a window counted to the wrong source or rotary tables in bfloat16, moves it far above. Greedy text is printed and not
 compared: one rounding can change a word of a random model.
@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from audiollm import PreparedBatch, Request, Session, Waveform, demo, load_model
+from audiollm import PreparedBatch, Request, Session, Waveform, demo, edits, load_model
+from audiollm.analysis import attention_over_time, integrated_gradients, logit_lens
 
 LIMITS = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 2e-3}
 GRADIENT_FACTOR = 3
@@ -151,6 +152,7 @@ def _check_language_model(
     found, wanted = session.prepare(short), cpu.prepare(short)
     _check_hook(report, session, cpu, found, wanted)
     _check_gradient(report, session, cpu, found, wanted)
+    _check_looking(report, session, cpu, found, wanted)
     _check_generation(report, session, cpu, short)
 
 
@@ -214,6 +216,28 @@ def _check_hook(report: Report, session: Session, cpu: Session, found: PreparedB
         report.fact(f"hook on {one.device}: the edit is seen", not torch.equal(before, edited))
         report.fact(f"hook on {one.device}: the edit is gone after", torch.equal(before, last[-1][2]))
     report.values("hook: last layer under the edit", last[0][1], last[1][1])
+
+
+def _check_looking(report: Report, session: Session, cpu: Session, found: PreparedBatch, wanted: PreparedBatch) -> None:
+    """Captured points under an edit, the lens, attention rows, and integrated gradients."""
+    points = ["encoder.block[0]", "projected", "resid[1]", "attn_out[1]", "mlp_out[1]", "logits"]
+    seen, attended, entropies, attributed = [], [], [], []
+    for one, batch in ((session, found), (cpu, wanted)):
+        hooks = _count_hooks(one)
+        with one.edit({"resid[1]": edits.scale(0.5)}, seconds=(0.5, 1.0)):
+            seen.append(one.capture(batch, points))
+        attended.append(torch.from_numpy(attention_over_time(one, batch, "a b")[0].weights))
+        entropies.append(torch.from_numpy(logit_lens(one, batch).entropy))
+        attributed.append(integrated_gradients(one, batch, "a b", steps=16)[0].score)
+        with one.observe("resid[1]", device=None) as steps:
+            one.generate(batch.requests[:1], max_new_tokens=3)
+        report.fact(f"observe on {one.device}: values stay there", steps["resid[1]"].values.device == one.device)
+        report.fact(f"looking on {one.device}: no hook stays behind", _count_hooks(one) == hooks)
+    for name in points:
+        report.values(f"capture under an edit: {name}", seen[0][name].values, seen[1][name].values)
+    report.values("attention over time", *attended)
+    report.values("logit lens: entropy", *entropies)
+    report.values("integrated gradients: score", *(torch.as_tensor(score) for score in attributed))
 
 
 def _check_gradient(

@@ -128,6 +128,7 @@ def test_inspect_says_what_would_not_load(mf_copy, capsys):
     assert main(["inspect", str(mf_copy)]) == 1
     said = capsys.readouterr().out
     assert "would NOT load" in said and "model.language_model.layers.4" in said and "lacks 12 tensor(s)" in said
+    assert "clock not known" in said and "audio not known" in said
     assert said.count("\n  - ") == 2 and "vocab.json cannot be read as JSON" in said
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +45,13 @@ def test_every_instrument_has_an_example():
         value = getattr(audiollm.analysis, name)
         if callable(value) and not isinstance(value, type):
             assert f"{value.__module__}.{name}" in EXAMPLES, f"{name} has no example"
+
+
+def test_the_readme_example_of_looking_inside_runs(tmp_path, monkeypatch):
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    blocks = re.findall(r"<!-- looking-example -->\s*```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) == 1
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(compile(blocks[0], "README", "exec"), names)
+    assert names["seen"]["resid[3]"].source(0).rows.start_s[0] == pytest.approx(1.04)

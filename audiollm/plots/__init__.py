@@ -2,6 +2,26 @@
 
 from __future__ import annotations
 
+from .attention import attention
+from .attribution import attribution_curve, occlusion_curve
+from .lens import lens
 from .overview import overview
+from .patching import patching_map
+from .probing import probe_curve, probe_timeline
+from .similarity import cka_heatmap, self_similarity_matrix, stem_retrieval_curve
+from .steering import steering_report
 
-__all__ = ["overview"]
+__all__ = [
+    "attention",
+    "attribution_curve",
+    "cka_heatmap",
+    "lens",
+    "occlusion_curve",
+    "overview",
+    "patching_map",
+    "probe_curve",
+    "probe_timeline",
+    "self_similarity_matrix",
+    "stem_retrieval_curve",
+    "steering_report",
+]
