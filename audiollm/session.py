@@ -232,7 +232,8 @@ class Session:
 
         Returns for each source, in request then source order, a dict keyed by the layer numbers as asked: [U_i, D] on
         the model's device. Only these rows are kept (`batch.nbytes(layers)` tells how much). Each value is what the
-        next block receives, so it never depends on what was called or hooked before. Blocks above the deepest asked
+        next block receives (layer k < n is the point `resid[k]`, layer n is `final`; see `audiollm.points` for the table),
+        so it never depends on what was called or hooked before. Blocks above the deepest asked
         layer and the head are not run: hooks of yours up there do not fire.
 
         Raises: ArgumentError naming the range for a layer outside 0..n or -(n+1)..-1, and for a batch of another model;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from . import __version__
 from .errors import ArgumentError, SnapshotError
 from .observe import Activation, Observation
 from .request import Waveform
@@ -57,7 +59,7 @@ def save_observation(observation: Observation, path: str | Path) -> Path:
         "sha256": _sha256(path),
         "points": list(observation),
         "model": {"identity": session.identity, "family": session.family, "session": repr(session)},
-        "versions": {name: importlib.metadata.version(name) for name in ("audiollm", "torch", "transformers")},
+        "versions": _versions(),
         "requests": [_request(request) for request in batch.requests],
         "timeline": [_timeline(t) for t in batch.timeline],
         "prompt_width": batch.width,
@@ -67,7 +69,7 @@ def save_observation(observation: Observation, path: str | Path) -> Path:
 
 
 def load_observation(path: str | Path, session: Session | None = None) -> Observation:
-    """An observation as it was saved; its `context` is the JSON.
+    """An observation as it was saved; its `context` is the JSON. Warns where it was made with other versions than these.
 
     Raises: ArgumentError where a file is missing, changed since, or of another format; SnapshotError where `session` is
     given and holds another model than the one observed.
@@ -95,12 +97,20 @@ def load_observation(path: str | Path, session: Session | None = None) -> Observ
             code="bad_weights",
             source=path,
         )
+    versions = _versions()
+    others = [f"{name} {found}" for name, found in said["versions"].items() if versions.get(name) != found]
+    if others:
+        warnings.warn(f"{path} was made with {', '.join(others)}; values may differ in the last digits", stacklevel=2)
     call = {}
     for name in said["points"]:
         known = f"rows/{name}/position" in tensors
         rows = Rows(*(tensors[f"rows/{name}/{f.name}"].numpy() for f in fields(Rows))) if known else None
         call[name] = Activation(name, tensors[f"values/{name}"], rows)
     return Observation([call], said)
+
+
+def _versions() -> dict[str, str]:
+    return {"audiollm": __version__} | {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
 
 
 def _beside(path: Path) -> Path:

@@ -478,6 +478,9 @@ def test_save_and_load(session, batch, tmp_path):
     assert said["model"]["identity"] == session.identity and said["requests"][0]["prompt"] == "hello there"
     assert [t["used_s"] for t in said["timeline"]] == [t.used_s for t in batch.timeline]
     assert set(said["versions"]) == {"audiollm", "torch", "transformers"}
+    (tmp_path / "seen.json").write_text(json.dumps(said | {"versions": {**said["versions"], "torch": "1.0"}}))
+    with pytest.warns(UserWarning, match=r"made with torch 1\.0"):
+        load_observation(path)
 
 
 def test_what_was_changed_or_comes_from_another_model_is_refused(session_mf, session_moss, tmp_path):
