@@ -6,6 +6,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -54,4 +55,16 @@ def test_the_readme_example_of_looking_inside_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(compile(blocks[0], "README", "exec"), names)
-    assert names["seen"]["resid[3]"].source(0).rows.start_s[0] == pytest.approx(1.04)
+    assert names["seen"]["resid[3]"].source(0).rows.start_s[0] == pytest.approx(0.96)
+
+
+CLIENTS = re.findall(
+    r"```python\n(.*?)```", (Path(__file__).parent.parent / "docs" / "clients.md").read_text(), re.DOTALL
+)
+
+
+@pytest.mark.parametrize("block", CLIENTS, ids=lambda block: re.findall(r"captum|nnsight|sklearn", block)[0])
+def test_the_examples_of_other_tools_run(block, tmp_path):
+    path = tmp_path / "example.py"  # nnsight reads the source of what it traces
+    path.write_text(block)
+    runpy.run_path(str(path))

@@ -180,7 +180,9 @@ def test_an_answer_moves_the_timeline_along(session, batch):
     for slot, timeline, before in zip(longer.slots, longer.timeline, batch.timeline, strict=True):
         assert slot.token_positions.tolist() == timeline.positions.tolist()
         row = longer.inputs["input_ids"][slot.sample_index]
-        assert (row[timeline.positions.tolist()] == batch.inputs["input_ids"][slot.sample_index][before.positions.tolist()]).all()
+        assert (
+            row[timeline.positions.tolist()] == batch.inputs["input_ids"][slot.sample_index][before.positions.tolist()]
+        ).all()
         assert {longer.tokens[slot.sample_index * longer.width + p].role for p in timeline.positions} == {"audio"}
     generated = session.generations(mixed_requests(), max_new_tokens=3)
     greedy = answer_scores(session, batch, [g.token_ids for g in generated])

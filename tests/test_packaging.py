@@ -31,7 +31,7 @@ FOLDERS = {
     "widgets": "audiollm.widgets",
     "notebooks": "audiollm.notebooks",
 }
-CONDA_NAMES = {"pytorch": "torch", "pysoundfile": "soundfile", "matplotlib-base": "matplotlib"}
+CONDA_NAMES = {"pytorch": "torch", "pysoundfile": "soundfile", "matplotlib-base": "matplotlib", "ray-data": "ray"}
 
 
 def packages_in_tree() -> set[str]:
@@ -140,7 +140,8 @@ def test_environment_yml_says_what_pyproject_says():
         canonicalize_name(r.name): r.specifier for r in map(Requirement, PROJECT["project"]["dependencies"] + test)
     }
     from_pypi = [line for line in CONDA["dependencies"] if isinstance(line, dict)]
-    assert from_pypi == [{"pip": ["-e .", f"loom-py-rt{wanted.pop('loom-py-rt')}"]}]
+    names = ("captum", "nnsight", "loom-py-rt")
+    assert from_pypi == [{"pip": ["-e .", *(f"{name}{wanted.pop(name)}" for name in names)]}]
     found = {
         canonicalize_name(CONDA_NAMES.get(n, n)): s for n, s in conda_lines().items() if n not in ("python", "pip")
     }

@@ -76,6 +76,13 @@ def answered(session: Session, batch: PreparedBatch, answers: Answer | Sequence[
     """The batch with an answer behind each prompt; positions and timeline moved along, padding again on the left.
 
     Raises: ArgumentError as `answer_ids`, RequestError `too_long` where prompt and answer pass the context.
+
+    >>> from audiollm import Request, demo
+    >>> session = demo.load("moss_music")
+    >>> batch = session.prepare([Request("Which instrument?", [demo.clips()["bass"]])])
+    >>> longer = answered(session, batch, "bass")
+    >>> longer.tokens[-1].role, longer.width > batch.width
+    ('assistant', True)
     """
     ids = answer_ids(session, batch, answers)
     prompts = []
