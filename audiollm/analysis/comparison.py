@@ -123,6 +123,6 @@ class _Pool:
 def _flush(sums: CKASums, rows: _Pool, others: _Pool | None, minibatch: int, seed: int) -> None:
     everything, theirs = rows.take(), None if others is None else others.take()
     n = len(next(iter(everything.values())))
-    for picks in minibatches(n, minibatch, seed + sums.n_tokens):
+    for picks in minibatches(n, minibatch, seed):
         given = None if theirs is None else {layer: values[picks] for layer, values in theirs.items()}
         sums.update({layer: values[picks] for layer, values in everything.items()}, given)

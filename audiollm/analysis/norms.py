@@ -40,6 +40,12 @@ def layer_norms(session: Session, batch: PreparedBatch, layers: Sequence[int] | 
 
     Runs one prefill up to the deepest asked layer and keeps `batch.nbytes(layers)` bytes while it works.
     Raises: ArgumentError for a layer out of range.
+
+    >>> from audiollm import Request, demo
+    >>> session = demo.load("moss_music")
+    >>> (norms,) = layer_norms(session, session.prepare([Request("Listen.", [demo.clips()["bass"]])]), layers=(0, -1))
+    >>> norms.values.shape
+    (2, 150)
     """
     layers = tuple(range(session.n_layers + 1)) if layers is None else tuple(layers)
     states = session.extract_contextual_embeddings(batch, layers)
