@@ -283,7 +283,8 @@ class Context:
         real = np.ones((n_requests, self.columns), bool)
         if isinstance(self.attention, torch.Tensor) and tuple(self.attention.shape) == real.shape:
             real = self.attention.bool().cpu().numpy()
-        return Rows.text(*np.nonzero(real))
+        requests, columns = np.nonzero(real)
+        return Rows.text(requests, columns)
 
     def _step_rows(self, tensor: torch.Tensor) -> tuple[Rows, np.ndarray]:
         width = tensor.shape[1]

@@ -18,8 +18,9 @@ class SnapshotReport:
 
     `family`, `model_type`; `n_parameters`; `n_blocks`, `width` of the language model, `audio_layers`, `audio_width` of the
     tower; `context` in tokens; `max_audio_s` or None where only the context bounds audio; `token_s`, seconds of one audio
-    token, 0.0 where the processor that says both cannot be read; `files`, weight files with their bytes; `stored`, parameters by stored dtype; `problems`, what would keep it
-    from loading, each as the error says it. Whether weights are finite is known only once they are read.
+    token, 0.0 where the processor that says both cannot be read; `files`, weight files with their bytes; `stored`,
+    parameters by stored dtype; `problems`, what would keep it from loading, each as the error says it. Whether weights
+    are finite is known only once they are read.
     """
 
     folder: Path

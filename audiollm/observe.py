@@ -159,7 +159,7 @@ class Observing(Context, Mapping[str, Activation]):
 
             def to_the_end(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
                 key = next(key for key, value in module._forward_hooks.items() if value is hook)
-                module._forward_hooks.move_to_end(key)
+                module._forward_hooks[key] = module._forward_hooks.pop(key)
 
             self.hook(point.module, to_the_end, before=True)
 

@@ -85,7 +85,7 @@ def resolve(points: Mapping[str, Point], names: str | Sequence[str], model: torc
 
     Raises: ArgumentError for no name at all, and for a name that is none of these, with the closest three.
     """
-    asked = [names] if isinstance(names, str) else list(names) if hasattr(names, "__iter__") else [names]
+    asked: list = [names] if isinstance(names, str) or not hasattr(names, "__iter__") else list(names)
     if not all(isinstance(name, str) for name in asked):
         raise ArgumentError(
             f"points is {names!r}; pass names, such as ['resid[3]', 'projected']", code="bad_argument", source="points"

@@ -163,7 +163,7 @@ class Selection:
         elif self.tokens == "steps":
             chosen &= False
         elif self.tokens is not None:
-            columns = [self._column(column, batch.width) for column in self.tokens]
+            columns = [self._column(int(column), batch.width) for column in self.tokens]
             chosen &= np.isin(rows.position, columns)
         return chosen
 

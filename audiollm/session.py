@@ -378,7 +378,7 @@ class Session:
         if me in self._running:
             self._running.remove(me)
 
-    def _prefill(self, batch: PreparedBatch, logits_to_keep: int) -> CausalLMOutputWithPast:
+    def _prefill(self, batch: PreparedBatch, logits_to_keep: int | torch.Tensor) -> CausalLMOutputWithPast:
         """The model on a whole batch, positions counted from each row's first real token as generation does."""
         mask = batch.inputs["attention_mask"]
         positions = (mask.cumsum(-1) - 1).clamp(min=0)

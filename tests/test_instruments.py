@@ -182,7 +182,7 @@ def states_of(s):
 
 def probe_batch(s):
     found = s.extract_contextual_embeddings(mixed_batch(s), (0, 2))
-    parts = [{k: v for k, v in source.items()} for source in found]
+    parts = [dict(source) for source in found]
     labels = [[i % 2] * len(source[0]) for i, source in enumerate([*parts, *states_of(s)])]
     return probe([*parts, *states_of(s)], labels, n_folds=2, n_shuffles=1)
 

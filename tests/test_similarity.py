@@ -174,6 +174,7 @@ def test_what_does_not_vary_is_not_defined():
         (lambda x, y: CKASums().update({0: x[:3]}), "4 or more"),
         (lambda x, y: CKASums().update({0: x}, {0: y[:-1]}), "a has 90 tokens and b 89"),
         (lambda x, y: CKASums().result(), "no minibatch"),
+        (lambda x, y: [s.update({k: x}) for s in [CKASums()] for k in "ab"], "other names"),
     ],
 )
 def test_what_cka_refuses(call, message):
@@ -238,6 +239,13 @@ def test_models_of_another_token_length_are_compared_by_seconds(session_mf, sess
     a, b, spans = aligned(mine, seconds(75, 0.04), theirs, seconds(len(theirs[1]), 0.08))
     assert np.allclose(a[0][:37], pairs.numpy(), atol=1e-6) and len(a[0]) == len(b[1]) == len(spans)
     assert np.allclose(found.values[0], values, atol=0.05)
+
+
+def test_seconds_that_one_model_does_not_hear_are_left_out():
+    fine, coarse = {0: np.ones((10, 2))}, {5: np.arange(8.0).reshape(8, 1)}  # 0.4 s and 0.64 s
+    a, b, spans = aligned(fine, seconds(10, 0.04), coarse, seconds(8, 0.08))
+    assert a[0].tolist() == [[1.0, 1.0]] * 5 and b[5].ravel().tolist() == [0, 1, 2, 3, 4]
+    assert np.allclose(spans, seconds(5, 0.08))
 
 
 @pytest.mark.parametrize("options", ({"minibatch": 2}, {"pool": 0}, {"layers": (77,)}, {"batch_requests": 0}))

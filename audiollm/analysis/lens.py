@@ -73,7 +73,7 @@ class LogitLens:
                 f"{self.texts[common]!r} ({counts.max()} of {len(self.rows)} rows)."
             )
         for w, word in enumerate(self.words):
-            k, r = np.unravel_index(self.word_probs[..., w].argmax(), self.word_probs.shape[:2])
+            k, r = divmod(int(self.word_probs[..., w].argmax()), len(self.rows))
             second = self.rows.start_s[r]
             where = f"column {self.rows.position[r]}" if np.isnan(second) else f"{second:.2f} s"
             lines.append(

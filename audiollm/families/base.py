@@ -151,9 +151,7 @@ class Family(ABC):
         blocks, n = self.blocks(), len(self.blocks())
         text = self.model.config.get_text_config()
 
-        def place(
-            name: str, module: torch.nn.Module, side: str, layer: int | None = None, size: int = text.hidden_size
-        ) -> Point:
+        def place(name: str, module: Any, side: str, layer: int | None = None, size: int = text.hidden_size) -> Point:
             return Point(name, ("R", size), layer, module, side, "prompt", (size,))
 
         found = [*self.audio_points(), place("embed", blocks[0], "in", 0)]

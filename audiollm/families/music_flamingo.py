@@ -381,7 +381,7 @@ class _OneAnswer:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = weakref.ref(model)
+        self._model: Any = weakref.ref(model)
 
     def __call__(self, expand_size: int = 1, **inputs: Any) -> Any:
         if expand_size > 1 and inputs.get("input_features") is not None:
@@ -389,8 +389,9 @@ class _OneAnswer:
                 "num_beams and num_return_sequences above 1 mix up the windows of audio prompts; repeat the request in "
                 "the batch instead"
             )
-        model = self._model()
-        return super(type(model), model)._expand_inputs_for_generation(expand_size=expand_size, **inputs)
+        model: Any = self._model()
+        parent: Any = super(type(model), model)
+        return parent._expand_inputs_for_generation(expand_size=expand_size, **inputs)
 
     def __deepcopy__(self, memo: dict) -> _OneAnswer:
         return _OneAnswer(memo.get(id(self._model()), self._model()))

@@ -22,6 +22,6 @@ __all__ = [
     "probe_curve",
     "probe_timeline",
     "self_similarity_matrix",
-    "stem_retrieval_curve",
     "steering_report",
+    "stem_retrieval_curve",
 ]
