@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .codec import cli as codec
 from .corpus import cli as corpus
-from .errors import AudioLLMError
+from .errors import ArgumentError, AudioLLMError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +69,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     from .codec.example import run_demo
     from .demo import report
 
+    folder = arguments.out.absolute().parent
+    if not folder.is_dir():
+        raise ArgumentError(f"{folder} is not a folder; make it first", code="not_found", source=arguments.out)
     print(report.RANDOM)
     sections = [_demo_of(name) for name in demo.SNAPSHOTS]
     decoded = run_demo()

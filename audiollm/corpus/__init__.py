@@ -1,1 +1,38 @@
-"""Embeddings of many files, resumable: not here yet."""
+"""Embeddings of many files, resumable, on one machine or many: `extract` writes a run, `open_run` reads it.
+
+Names load when they are first used: the processes that prepare audio start from this package and need little of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .arrays import Arrays
+    from .errors import ManifestError, RunError, UnknownClipError
+    from .extraction import extract
+    from .reading import Clip, Run, open_run
+
+_HOME = {
+    "Arrays": "arrays",
+    "Clip": "reading",
+    "ManifestError": "errors",
+    "Run": "reading",
+    "RunError": "errors",
+    "UnknownClipError": "errors",
+    "extract": "extraction",
+    "open_run": "reading",
+}
+
+__all__ = ["Arrays", "Clip", "ManifestError", "Run", "RunError", "UnknownClipError", "extract", "open_run"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
