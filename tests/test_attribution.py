@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from looking import FAMILIES, hooks, mixed_requests, noise
 
 from audiollm import ArgumentError, Request, Waveform, edits, load_model
 from audiollm.analysis.answers import answer_scores
@@ -15,7 +16,6 @@ from audiollm.analysis.gradients import gradient_x_input, integrated_gradients
 from audiollm.analysis.occlusion import occlusion
 from audiollm.analysis.sweep import time_windows
 from audiollm.plots.attribution import attribution_curve, occlusion_curve
-from tests.looking import FAMILIES, hooks, mixed_requests, noise
 
 ANSWER = "hello"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from looking import FAMILIES, hooks, noise
 
 from audiollm import Request, Waveform
 from audiollm.analysis.answers import answer_ids, answered
 from audiollm.analysis.gradients import integrated_gradients
-from tests.looking import FAMILIES, hooks, noise
 
 attr = pytest.importorskip("captum.attr")
 

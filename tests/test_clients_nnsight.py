@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from tests.looking import FAMILIES, hooks, mixed_requests
+from looking import FAMILIES, hooks, mixed_requests
 
 nnsight = pytest.importorskip("nnsight")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from looking import FAMILIES, hooks, mixed_batch, mixed_requests, noise, positions
 
 from audiollm import ArgumentError, Request, edits
-from tests.looking import FAMILIES, hooks, mixed_batch, mixed_requests, noise, positions
 
 
 @pytest.fixture(params=FAMILIES)

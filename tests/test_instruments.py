@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from looking import FAMILIES, hooks, mixed_batch, mixed_requests, noise
 
 from audiollm import ArgumentError, Request, edits
 from audiollm.analysis import (
@@ -24,7 +25,6 @@ from audiollm.analysis import (
     self_similarity,
     steering_vector,
 )
-from tests.looking import FAMILIES, hooks, mixed_batch, mixed_requests, noise
 
 PAGE = (Path(__file__).parent.parent / "docs" / "instruments.md").read_text()
 COLUMNS = ("batch", "generated", "gradients")

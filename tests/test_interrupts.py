@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from looking import FAMILIES, hooks, noise
 
 from audiollm import Request, edits
 from audiollm.calls import Context
-from tests.looking import FAMILIES, hooks, noise
 
 FILES = tuple(
     os.sep + name

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from looking import FAMILIES, hooks, mixed_batch, mixed_requests, noise, positions
 
 from audiollm import ArgumentError, Request
 from audiollm.analysis.answers import answer_scores, answered
 from audiollm.analysis.attention import attention_over_time
 from audiollm.analysis.lens import logit_lens
-from tests.looking import FAMILIES, hooks, mixed_batch, mixed_requests, noise, positions
 
 
 @pytest.fixture(params=FAMILIES)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from looking import FAMILIES, hooks, mixed_batch, mixed_requests, noise, positions
 
 from audiollm import ArgumentError, Request, SessionBusyError, SnapshotError, edits
 from audiollm.rows import Selection, audio_rows, prompt_rows
 from audiollm.storage import load_observation
-from tests.looking import FAMILIES, hooks, mixed_batch, mixed_requests, noise, positions
 
 
 @pytest.fixture(params=FAMILIES)

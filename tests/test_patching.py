@@ -7,13 +7,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+from looking import FAMILIES, hooks, noise, positions
 
 from audiollm import ArgumentError, Request, edits, load_model
 from audiollm.analysis import sweep
 from audiollm.analysis.answers import answer_scores
 from audiollm.analysis.patching import patch_sweep
 from audiollm.plots.patching import patching_map
-from tests.looking import FAMILIES, hooks, noise, positions
 
 CLEAN = Request("hello there", [noise(32_000)])
 CORRUPTED = Request("hello there", [noise(32_000, 5)])

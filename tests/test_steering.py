@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from looking import FAMILIES, hooks, mixed_requests, noise
 
 from audiollm import ArgumentError, Request
 from audiollm.analysis.separation import separation
 from audiollm.analysis.steering import steering_trace, steering_vector
 from audiollm.plots.steering import steering_report
-from tests.looking import FAMILIES, hooks, mixed_requests, noise
 
 
 @pytest.fixture(params=FAMILIES)
