@@ -48,22 +48,23 @@ class Activation:
     @property
     def prompt(self) -> Activation:
         """The rows of the prompt alone. Raises: ArgumentError where rows are not known."""
-        return self._where(self._known().step == 0)
+        return self._where(self.known_rows().step == 0)
 
     @property
     def generated(self) -> Activation:
         """The rows of generated tokens alone; `rows.step` k is the k-th, when it is fed back. Raises: as `prompt`."""
-        return self._where(self._known().step > 0)
+        return self._where(self.known_rows().step > 0)
 
     def source(self, number: int) -> Activation:
         """The rows of one source, numbered as in `batch.slots`, in order of time. Raises: as `prompt`."""
-        return self._where(self._known().source == number)
+        return self._where(self.known_rows().source == number)
 
     def request(self, sample_index: int) -> Activation:
         """The rows of one request. Raises: as `prompt`."""
-        return self._where(self._known().sample_index == sample_index)
+        return self._where(self.known_rows().sample_index == sample_index)
 
-    def _known(self) -> Rows:
+    def known_rows(self) -> Rows:
+        """`rows`, where they are known. Raises: ArgumentError where the values' rows are no positions of the prompt."""
         if self.rows is None:
             raise ArgumentError(
                 f"{self.point} gave {list(self.values.shape)}, whose rows are not positions of the prompt",
@@ -73,7 +74,9 @@ class Activation:
         return self.rows
 
     def _where(self, mask: np.ndarray) -> Activation:
-        return Activation(self.point, self.values[torch.from_numpy(mask).to(self.values.device)], self._known()[mask])
+        return Activation(
+            self.point, self.values[torch.from_numpy(mask).to(self.values.device)], self.known_rows()[mask]
+        )
 
     def describe(self) -> str:
         """One sentence: point, shape, dtype, and what the rows are."""

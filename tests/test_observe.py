@@ -507,3 +507,22 @@ def test_saving_what_is_not_known_is_refused(session, batch, tmp_path):
         seen.save(tmp_path / "seen.safetensors")
     with pytest.raises(ArgumentError, match="must end in"):
         session.capture(batch, "resid[1]").save(tmp_path / "seen.npz")
+
+
+# A plot of it.
+
+
+def test_an_activation_is_drawn_over_its_seconds(session, batch):
+    from audiollm.plots import activation
+
+    seen = session.capture(batch, ["resid[1]", "encoder.block[0]"])
+    for name in seen:
+        figure = activation(seen[name].source(1))
+        norm, states, _ = figure.axes
+        assert states.get_xlabel() == "seconds of the source"
+        assert states.get_xlim()[1] == pytest.approx(batch.timeline[1].token_intervals()[-1, 1])
+        values = seen[name].source(1).values.flatten(1)
+        assert np.allclose(norm.patches[0].get_data().values, values.norm(dim=1), rtol=1e-5)
+        assert states.get_yticklabels()[0].get_text() == str(int(values.var(0).argmax()))
+    with pytest.raises(ArgumentError, match="several sources"):
+        activation(seen["resid[1]"])

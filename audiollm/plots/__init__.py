@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .activation import activation
 from .attention import attention
 from .attribution import attribution_curve, occlusion_curve
 from .lens import lens
@@ -12,6 +13,7 @@ from .similarity import cka_heatmap, self_similarity_matrix, stem_retrieval_curv
 from .steering import steering_report
 
 __all__ = [
+    "activation",
     "attention",
     "attribution_curve",
     "cka_heatmap",
