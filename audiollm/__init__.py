@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import pathlib
 from typing import TYPE_CHECKING
+
+from .lazy import lazy_names
 
 if TYPE_CHECKING:
     from .batch import AudioEmbedding, AudioSlot, PreparedBatch, TokenRow
@@ -54,14 +55,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOME)
 
 
 # In a source checkout the folders `widgets`, `vendor` and `notebooks` lie beside this one; let their names resolve

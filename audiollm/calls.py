@@ -6,7 +6,10 @@ A context follows every call on a model while it is open: a Session's, which say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +42,21 @@ class Context:
     """
 
     def __init__(
-        self, session: Session, points: Sequence[Point], selection: Selection, batch: PreparedBatch | None, fired: bool
+        self,
+        session: Session,
+        points: Sequence[Point],
+        selection: Selection,
+        batch: PreparedBatch | None,
+        must_fire: bool,
     ) -> None:
         self.session = session
         self.points = tuple(points)
         self.selection = selection
         self.given = batch
-        self.must_fire = fired
+        self.must_fire = must_fire
         self.fired: set[str] = set()
-        self.open = False
+        self.open = self.told = self.asleep = False
+        self.thread = 0
         self.batch: PreparedBatch | None = None
         self._start()
 
@@ -60,19 +69,37 @@ class Context:
     def begun(self) -> None:
         """Called as each call begins, when its batch is known, before the model runs."""
 
+    def wants_steps(self) -> bool:
+        """Whether generated tokens are looked at."""
+        return True
+
+    def modules(self) -> Sequence[torch.nn.Module]:
+        """Where `attach` registers hooks."""
+        return [point.module for point in self.points]
+
+    def attach(self) -> None:
+        """Register the hooks of all points."""
+        for point in self.points:
+            self.watch(point)
+
     # The block.
 
     def __enter__(self) -> Any:
+        if self.open:
+            raise ArgumentError(
+                "this block is open already; call the session's method once more for another",
+                code="bad_argument",
+                source="block",
+            )
         try:
             adapter = self.session._adapter
-            self.open = True
+            self.open, self.told, self.thread = True, False, threading.get_ident()
             self.session._contexts.append(self)
             self.hook(self.session.model, self._root_begins, before=True)
             self.hook(self.session.model, self._root_ends, always=True)
             self.hook(adapter.decoder(), self._decoder_begins, before=True)
             self.hook(adapter.decoder(), self._decoder_ends, always=True)
-            for point in self.points:
-                self.watch(point)
+            self.attach()
             return self
         except BaseException:
             self._close()
@@ -87,8 +114,10 @@ class Context:
             self._check_fired()
 
     def is_live(self) -> bool:
-        """Whether hooks act."""
-        return self.open
+        """Whether hooks act: not in another thread's call that was under way when the block was opened."""
+        if not self.open or self.asleep:
+            return False
+        return self.told or not self.session._running or threading.get_ident() == self.thread
 
     def hook(self, module: torch.nn.Module, act: Callable, before: bool = False, always: bool = False) -> Hook:
         """Register a hook of this context, called as act(module, args, kwargs[, output])."""
@@ -102,8 +131,7 @@ class Context:
     def _close(self) -> None:
         self.open = False
         adapter = self.session._adapter
-        modules = (self.session.model, adapter.decoder(), *(point.module for point in self.points))
-        remove_hooks(self, modules)
+        remove_hooks(self, (self.session.model, adapter.decoder(), *self.modules()))
         self.session._contexts[:] = [other for other in self.session._contexts if other is not self]
 
     def _check_fired(self) -> None:
@@ -118,10 +146,13 @@ class Context:
 
     # The call.
 
-    def begin(self, batch: PreparedBatch | None) -> None:
-        """A call begins, on this batch if one is known. Raises: ArgumentError where the selection does not fit it."""
+    def begin(self, batch: PreparedBatch | None, logits_kept: int | None = None) -> None:
+        """A call begins, on this batch if one is known, that keeps the logits of so many last positions (None: all).
+
+        Raises: ArgumentError where the selection does not fit the batch, or chooses nothing of it.
+        """
         self._start()
-        self.batch = batch
+        self.told, self.batch, self.logits_kept = True, batch, logits_kept
         if batch is None and not self.selection.is_everything:
             raise ArgumentError(
                 "which columns are meant is not known for a direct call of session.model; pass batch=, or call the "
@@ -135,7 +166,20 @@ class Context:
             self.prompt = rows
             self.audio = audio_rows(batch)
             self.chosen_audio = self.selection.mask(self.audio, batch)
+            self._check_chosen(batch)
         self.begun()
+
+    def _check_chosen(self, batch: PreparedBatch) -> None:
+        some = {"prompt": self.chosen.any() or self.selection.tokens == "steps"}
+        some["audio"] = self.chosen_audio.any() or not batch.slots
+        empty = [point.name for point in self.points if not some.get(point.axis, True)]
+        if empty:
+            raise ArgumentError(
+                f"tokens, seconds and source together choose no row of {', '.join(empty)}: audio points have rows of audio "
+                "alone, and source and seconds leave text out",
+                code="bad_argument",
+                source="tokens",
+            )
 
     def _start(self) -> None:
         self.depth = 0
@@ -145,6 +189,7 @@ class Context:
         self.columns = 0
         self.width = 0
         self.kept: int | torch.Tensor = 0
+        self.logits_kept: int | None = None
         self.attention: torch.Tensor | None = None
         self.over: np.ndarray | None = None
         self.counts: dict[str, int] = {}
@@ -153,15 +198,26 @@ class Context:
 
     def _root_begins(self, module: Any, args: tuple, kwargs: dict) -> None:
         filled = _filled(kwargs)
-        if not self.session._running and filled == 0:
+        if self.depth and not _is_under_way(module):
+            self.depth = self.inner = 0  # an interrupt left the pass before, without its hooks
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if self.depth == 0 and filled == 0 and not (self.session._running and self.told):
+            self._check_given(ids)
             self.begin(self.given)
         self.depth += 1
         if self.depth == 1:
             self.kept = kwargs.get("logits_to_keep", 0)
-            ids = kwargs.get("input_ids", args[0] if args else None)
             self.attention = kwargs.get("attention_mask")
-            if filled and ids is not None:
+            if filled and ids is not None and self.wants_steps():
                 self._finish_rows(ids[:, -1])
+
+    def _check_given(self, ids: torch.Tensor | None) -> None:
+        if self.given is not None and ids is not None and not torch.equal(ids, self.given.inputs["input_ids"].to(ids)):
+            raise ArgumentError(
+                "the call's input_ids are not those of batch=; pass the batch whose inputs are run",
+                code="bad_argument",
+                source="batch",
+            )
 
     def _root_ends(self, *_: Any) -> None:
         self.depth = max(0, self.depth - 1)
@@ -188,8 +244,7 @@ class Context:
 
     def _finish_rows(self, ids: torch.Tensor) -> None:
         """Requests whose answer has ended are fed padding from then on, which is nobody's row."""
-        adapter = self.session._adapter
-        ended = ((ids == adapter.end_id) | (ids == adapter.pad_id)).cpu().numpy()
+        ended = (ids == self.session._adapter.end_id).cpu().numpy()
         self.over = ended if self.over is None else self.over | ended
 
     @property
@@ -206,6 +261,8 @@ class Context:
         """
         if point.axis == "audio":
             return self._audio_slice(point, tensor, chosen) if self.depth <= 1 else None
+        if self.is_step and not self.wants_steps():
+            return None
         if self.depth != 1 or (point.axis == "prompt" and not self._is_due(point)):
             return None
         key = ("prompt", tensor.shape[1], self.past, chosen, tensor.device)
@@ -214,10 +271,11 @@ class Context:
             self._slices[key] = Slice(torch.from_numpy(flat).to(tensor.device), rows)
         return self._slices[key]
 
-    def advance(self, point: Point) -> None:
-        """One more tensor of this call was seen at a point."""
+    def advance(self, point: Point, fired: bool = True) -> None:
+        """One more tensor of this call was seen at a point, and whether any of its rows was meant."""
         self.counts[point.name] = self.counts.get(point.name, 0) + 1
-        self.fired.add(point.name)
+        if fired:
+            self.fired.add(point.name)
 
     def expected(self, point: Point) -> int:
         """Tensors that a prompt pass gives at a point."""
@@ -232,6 +290,9 @@ class Context:
         return self._layouts[point.layouts]
 
     def _audio_slice(self, point: Point, tensor: torch.Tensor, chosen: bool) -> Slice | None:
+        alone = self.depth == 0 and not self.session._running  # the encoder by itself, outside any call of the model
+        if alone and (self.batch is None or self.counts.get(point.name, 0) >= self.expected(point)):
+            self.begin(self.given)
         if self.batch is None:
             raise ArgumentError(
                 f"which source is where at {point.name} is not known for a direct call of session.model; pass batch=",
@@ -289,13 +350,45 @@ class Context:
     def _step_rows(self, tensor: torch.Tensor) -> tuple[Rows, np.ndarray]:
         width = tensor.shape[1]
         requests = np.arange(len(tensor))
-        going = requests if self.over is None else requests[~self.over[: len(tensor)]]
+        if self.batch is not None and (self.selection.source is not None or self.selection.seconds is not None):
+            requests = np.unique(self.prompt.sample_index[self.chosen])
+        going = requests if self.over is None else requests[~self.over[requests]]
         parts, flat = [], []
         for column in range(width):
             position = self.past + column
             parts.append(Rows.text(going, np.full(len(going), position), position - self.width + 1))
             flat.append(going * width + column)
         return Rows.join(parts), np.concatenate(flat)
+
+
+@contextmanager
+def undisturbed(session: Session) -> Iterator[None]:
+    """The session's open blocks sleep: what runs now is none of their calls, and their edits do not act."""
+    others = [context for context in session._contexts if not context.asleep]
+    try:
+        try:
+            for context in others:
+                context.asleep = True
+            yield
+        finally:
+            _wake(others)
+    finally:
+        _wake(others)
+
+
+def _wake(contexts: Sequence[Context]) -> None:
+    for context in contexts:
+        context.asleep = False
+
+
+def _is_under_way(module: torch.nn.Module) -> bool:
+    """Whether a module is being called further up this thread's stack, beside the call that asks."""
+    found, frame = 0, sys._getframe()
+    while frame is not None:
+        if frame.f_code is torch.nn.Module._call_impl.__code__ and frame.f_locals.get("self") is module:
+            found += 1
+        frame = frame.f_back  # type: ignore[assignment]
+    return found > 1
 
 
 def rows_of(tensor: torch.Tensor, point: Point) -> torch.Tensor:

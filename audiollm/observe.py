@@ -98,10 +98,7 @@ class Observation(Mapping[str, Activation]):
         self.context = dict(context or {})
 
     def __getitem__(self, point: str) -> Activation:
-        last = self.calls[-1] if self.calls else {}
-        if point not in last:
-            raise KeyError(f"{point!r} was not seen; there are {', '.join(last) or 'none'}")
-        return last[point]
+        return self.calls[-1][_seen(point, self.calls[-1] if self.calls else {})]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.calls[-1] if self.calls else ())
@@ -146,8 +143,13 @@ class Observing(Context, Mapping[str, Activation]):
         super().__init__(session, points, selection, batch, must_fire)
         self.device = None if device is None else torch.device(device)
         self.dtype = dtype
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise ArgumentError(
+                f"dtype is {dtype!r}; pass a torch.dtype, such as torch.bfloat16", code="bad_argument", source="dtype"
+            )
         self.limit_bytes = limit_bytes
         self.halt = halt
+        self.kept_bytes = 0
         self._calls: list[dict[str, list[tuple[torch.Tensor, Rows | None]]]] = []
         self._batches: list[PreparedBatch | None] = []
 
@@ -162,7 +164,7 @@ class Observing(Context, Mapping[str, Activation]):
 
             def to_the_end(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
                 key = next(key for key, value in module._forward_hooks.items() if value is hook)
-                module._forward_hooks[key] = module._forward_hooks.pop(key)
+                module._forward_hooks.move_to_end(key)  # type: ignore[attr-defined]  # an OrderedDict, as torch makes it
 
             self.hook(point.module, to_the_end, before=True)
 
@@ -171,21 +173,31 @@ class Observing(Context, Mapping[str, Activation]):
         self._calls.append({})
         self._batches.append(self.batch)
         if self.batch is not None:
-            wanted = self.nbytes(self.batch)
+            wanted = self.kept_bytes + self.nbytes(self.batch, self.logits_kept)
             if wanted > self.limit_bytes:
                 raise too_large(wanted, self.limit_bytes, "choose rows (source=, seconds=, tokens='last'), fewer points, "
                                 "dtype=torch.bfloat16, or raise limit_bytes")  # fmt: skip
 
-    def nbytes(self, batch: PreparedBatch) -> int:
-        """Bytes that one prompt pass of a batch keeps; generated tokens and module paths are not counted."""
-        rows = {
-            "prompt": int(self.selection.mask(prompt_rows(batch), batch).sum()),
-            "audio": int(self.selection.mask(audio_rows(batch), batch).sum()) if batch.slots else 0,
-        }
+    def nbytes(self, batch: PreparedBatch, logits_kept: int | None = None) -> int:
+        """Bytes that one prompt pass of a batch keeps; generated tokens and module paths are not counted.
+
+        `logits_kept` last positions have logits, None: all.
+        """
+        prompt = prompt_rows(batch)
+        mask = self.selection.mask(prompt, batch)
+        has_logits = mask if logits_kept is None else mask & (prompt.position >= batch.width - logits_kept)
+        audio = int(self.selection.mask(audio_rows(batch), batch).sum()) if batch.slots else 0
         itemsize = (self.dtype or batch.model_shape.dtype).itemsize
-        return sum(
-            rows[p.axis] * math.prod(p.width) * itemsize for p in self.points if p.axis in rows and p.width is not None
-        )
+        total = 0
+        for point in self.points:
+            if point.width is not None:
+                rows = audio if point.axis == "audio" else int((has_logits if point.name == "logits" else mask).sum())
+                total += rows * math.prod(point.width) * itemsize
+        return total
+
+    def wants_steps(self) -> bool:
+        """See `Context`."""
+        return self.selection.takes_steps
 
     def columns_of(self, batch: PreparedBatch) -> np.ndarray:
         """Columns of the padded prompt [columns] that hold a chosen row of any request, ascending."""
@@ -195,20 +207,19 @@ class Observing(Context, Mapping[str, Activation]):
     def _see(self, point: Point, tensor: torch.Tensor | None) -> None:
         if tensor is None:
             return
-        if not self._calls:  # a module called by itself, outside any call of the model
-            self._calls.append({})
-            self._batches.append(None)
         if self._is_plain(point, tensor):
+            if not self._calls:  # a module called by itself, outside any call of the model
+                self._calls.append({})
+                self._batches.append(None)
             self._keep(point, tensor, None)
             return
         slice_ = self.slice(point, tensor)
         if slice_ is None:
             return
-        if not self.is_step or point.axis == "audio" or self.selection.takes_steps:
-            if self.is_step or self.selection.tokens != "steps":
-                self._keep(point, rows_of(tensor, point)[slice_.index], slice_.rows)
-            else:
-                self.advance(point)
+        if self.is_step or self.selection.tokens != "steps":
+            self._keep(point, rows_of(tensor, point)[slice_.index], slice_.rows)
+        else:
+            self.advance(point)
         if self.halt and all(self.counts.get(p.name, 0) >= self.expected(p) for p in self.points):
             raise Halt
 
@@ -227,12 +238,17 @@ class Observing(Context, Mapping[str, Activation]):
         parts = self._calls[-1].setdefault(point.name, [])
         if rows is None:
             parts.clear()
+        else:
+            self.kept_bytes += kept.numel() * kept.itemsize
         parts.append((kept, rows))
 
     def result(self) -> Observation:
         """What was seen so far, apart from the block."""
-        calls = [{name: _joined(name, parts) for name, parts in call.items()} for call in self._calls]
-        return Observation(calls, {"session": self.session, "batch": self._batches[-1] if self._batches else None})
+        order = [point.name for point in self.points]
+        calls = [{name: _joined(name, call[name]) for name in sorted(call, key=order.index)} for call in self._calls]
+        batch = self._batches[-1] if self._batches else None
+        told = {} if batch is None else told_of(self.session, batch)
+        return Observation(calls, told)
 
     @property
     def calls(self) -> tuple[dict[str, Activation], ...]:
@@ -245,9 +261,7 @@ class Observing(Context, Mapping[str, Activation]):
 
     def __getitem__(self, point: str) -> Activation:
         last = self._calls[-1] if self._calls else {}
-        if point not in last:
-            raise KeyError(f"{point!r} was not seen; there are {', '.join(last) or 'none'}")
-        return _joined(point, last[point])
+        return _joined(_seen(point, last), last[point])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._calls[-1] if self._calls else ())
@@ -259,17 +273,39 @@ class Observing(Context, Mapping[str, Activation]):
         return repr(self.result())
 
 
-def _joined(point: str, parts: Sequence[tuple[torch.Tensor, Rows | None]]) -> Activation:
-    """One call's parts (encoder calls by chunk width, steps of a generation) as one array, in order of rows."""
+def told_of(session: Session, batch: PreparedBatch) -> dict[str, Any]:
+    """What an Observation remembers of where it is from, without holding the model or its inputs."""
+    return {
+        "folder": session.folder,
+        "family": session.family,
+        "session": repr(session),
+        "requests": batch.requests,
+        "timeline": batch.timeline,
+        "prompt_width": batch.width,
+    }
+
+
+def _seen(point: str, call: Mapping[str, Any]) -> str:
+    if point not in call:
+        raise KeyError(f"{point!r} was not seen; there are {', '.join(call) or 'none'}")
+    return point
+
+
+def _joined(point: str, parts: list[tuple[torch.Tensor, Rows | None]]) -> Activation:
+    """One call's parts (encoder calls by chunk width, steps of a generation) as one array, in order of rows.
+
+    The parts become that one array themselves, so that nothing is held or joined twice.
+    """
     if len(parts) == 1:
         return Activation(point, *parts[0])
     known = [(values, rows) for values, rows in parts if rows is not None]
     values = torch.cat([values for values, _ in known])
     rows = Rows.join([rows for _, rows in known])
-    if (rows.step > 0).any():
-        return Activation(point, values, rows)
-    order = np.lexsort((rows.token, rows.source))  # encoder calls come by chunk width; sources are wanted in order
-    return Activation(point, values[torch.from_numpy(order).to(values.device)], rows[order])
+    if not (rows.step > 0).any():
+        order = np.lexsort((rows.token, rows.source))  # encoder calls come by chunk width; sources are wanted in order
+        values, rows = values[torch.from_numpy(order).to(values.device)], rows[order]
+    parts[:] = [(values, rows)]
+    return Activation(point, values, rows)
 
 
 def too_large(wanted: int, limit: int, cure: str) -> ArgumentError:

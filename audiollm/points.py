@@ -1,7 +1,7 @@
 """The places of a model that can be observed and edited, by one naming for both families.
 
     encoder.block[i]  what encoder block i hands on           [U, A]; Music Flamingo [U, 2, A]: two positions of 20 ms
-    encoder.out       `raw` of an AudioEmbedding              [U, A]
+    encoder.out       what the projector starts from, `raw`   [U, A]
     timed             after rotary time, Music Flamingo only  [U, A]
     projected         what stands in the prompt for audio     [U, D]
     deepstack[k]      added after block k, MOSS-Music only    [U, D]
@@ -15,7 +15,8 @@
 
 U audio tokens of all sources, source by source; R positions that are not padding, request by request; A audio width;
 D language width; V vocabulary; n decoder blocks. Layer numbers are those of `Session.extract_contextual_embeddings`.
-For MOSS-Music resid[1] to resid[3] are after DeepStack was added, as the block receives them. Besides these names,
+For MOSS-Music resid[1] to resid[3] are after DeepStack was added, as the block receives them; its encoder.out is the input
+of the adapter, so an edit there shows in what is projected, and not in `raw` of an AudioEmbedding. Besides these names,
 any path of `session.model.named_modules()` is a point: the output of that module.
 """
 
@@ -55,8 +56,7 @@ class Point:
     """One place: its `name`; `shape` in letters and numbers; `layer`, its number as a layer, or None.
 
     `module` and `side` ("in" or "out") say where it is in torch; `axis` is "audio", "prompt" or "module" (a raw path);
-    `width` trailing sizes of a row, None where unknown; `layouts` gives an audio point's tokens, call by call;
-    `leading` dimensions of the tensor that are flattened to rows; `per_token` positions of one token among them.
+    `width` trailing sizes of a row, None where unknown; `layouts` gives an audio point's tokens, call by call.
     """
 
     name: str
@@ -67,7 +67,6 @@ class Point:
     axis: str = field(repr=False, default="prompt")
     width: tuple[int, ...] | None = field(repr=False, default=None)
     layouts: Layouts | None = field(repr=False, default=None)
-    per_token: int = field(repr=False, default=1)
 
     def __repr__(self) -> str:
         layer = "" if self.layer is None else f", layer {self.layer}"

@@ -9,7 +9,7 @@ within [a, b) where its centre is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,7 +119,7 @@ class Selection:
         if seconds is not None:
             seconds = _seconds(seconds)
         if source is not None:
-            source = _whole([source] if _is_whole(source) else source, "source")
+            source = _whole([source] if is_whole(source) else source, "source")
         return cls(tokens, seconds, source)
 
     @property
@@ -148,9 +148,10 @@ class Selection:
             centre = (rows.start_s + rows.end_s) / 2
             chosen &= (centre >= start_s) & (centre < end_s)  # NaN, for text, is neither
             if not chosen.any():
-                longest = max((t.used_s for t in batch.timeline), default=0.0)
+                numbers = range(len(batch.timeline)) if self.source is None else self.source
+                longest = max((batch.timeline[number].used_s for number in numbers), default=0.0)
                 raise _bad(
-                    f"no audio token lies in seconds {self.seconds}; the longest source of the batch has {longest:.3f} s "
+                    f"no audio token lies in seconds {self.seconds}; the longest source that is meant has {longest:.3f} s "
                     "(did you pass milliseconds?)",
                     "seconds",
                 )
@@ -173,23 +174,21 @@ class Selection:
         return column % width
 
 
-def with_rows(rows: Rows, **changes: np.ndarray) -> Rows:
-    """Rows with other values in some fields."""
-    return replace(rows, **changes)
-
-
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number of Python or NumPy, and no bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _whole(values: object, what: str) -> tuple[int, ...]:
     listed = list(values) if hasattr(values, "__iter__") and not isinstance(values, str) else None
-    if listed is None or not listed or not all(_is_whole(value) for value in listed):
+    if listed is None or not listed or not all(is_whole(value) for value in listed):
         raise _bad(f"{what} is {values!r}; pass whole numbers, at least one", what)
     return tuple(int(value) for value in listed)
 
 
 def _seconds(seconds: object) -> tuple[float, float]:
+    if isinstance(seconds, str):
+        raise _bad(f"seconds is {seconds!r}; pass (start_s, end_s)", "seconds")
     try:
         start_s, end_s = (float(second) for second in seconds)  # type: ignore[attr-defined]
     except (TypeError, ValueError):

@@ -34,6 +34,7 @@ from .generation import (
     without_false_reminder,
 )
 from .hooks import Halt, Keep, Reading, read_layers
+from .observe import LIMIT_BYTES, Observation, Observing
 from .points import Point, resolve, select
 from .request import Request
 from .rows import Selection
@@ -42,7 +43,6 @@ from .snapshot import identity
 if TYPE_CHECKING:
     from .calls import Context
     from .edits import Edit, EditFunction, Editing
-    from .observe import Observation, Observing
 
 Result = TypeVar("Result")
 
@@ -111,7 +111,7 @@ class Session:
         device: str | torch.device | None = "cpu",
         dtype: torch.dtype | None = None,
         batch: PreparedBatch | None = None,
-        limit_bytes: int = 4 << 30,
+        limit_bytes: int = LIMIT_BYTES,
         must_fire: bool = True,
     ) -> Observing:
         """Keep what points compute, around any call: `with session.observe("resid[3]", source=0) as seen: ...`.
@@ -123,11 +123,17 @@ class Session:
         audio points and for choosing rows. Costs one copy of the chosen rows a point.
 
         Raises: ArgumentError for unknown names with the closest three, for a selection that fits nothing, `too_large`
-        before the model runs where the prompt's rows pass `limit_bytes`; at the end of the block for a point that never
-        fired, unless `must_fire=False`.
-        """
-        from .observe import Observing
+        before the model runs where the prompt's rows, with what earlier calls of the block kept, pass `limit_bytes`; at the
+        end of the block for a point that never fired, unless `must_fire=False`.
 
+        >>> from audiollm import Request, demo
+        >>> session = demo.load("moss_music")
+        >>> request = Request("Which instrument?", [demo.clips()["bass"]])
+        >>> with session.observe("resid[3]", seconds=(1, 2)) as seen:
+        ...     answers = session.generate([request], max_new_tokens=2)
+        >>> seen["resid[3]"].values.shape, float(seen["resid[3]"].rows.start_s[0])
+        (torch.Size([13, 64]), 0.96)
+        """
         chosen = Selection.of(tokens, seconds, source)
         found = resolve(self._adapter.points(), points, self.model)
         return Observing(self, found, chosen, batch, device, dtype, limit_bytes, must_fire)
@@ -141,19 +147,30 @@ class Session:
         source: int | Sequence[int] | None = None,
         device: str | torch.device | None = "cpu",
         dtype: torch.dtype | None = None,
-        limit_bytes: int = 4 << 30,
+        limit_bytes: int = LIMIT_BYTES,
         grad: bool = False,
     ) -> Observation:
         """What points compute for a batch, in one prefill that stops once every one of them was seen.
 
-        Parameters and result as `observe`; `logits` are of every chosen row. With `grad=True` values keep their graph.
+        >>> from audiollm import Request, demo
+        >>> session = demo.load("moss_music")
+        >>> batch = session.prepare([Request("Which instrument?", [demo.clips()["bass"]])])
+        >>> session.capture(batch, ["projected", "resid[1]"], source=0)["projected"]
+        Activation(projected: [150, 64] float32, Rows(150: 150 audio, 0 text, 0 generated))
+
+        Parameters and result as `observe`; `logits` are of every chosen row. With a module path of the encoder, which may
+        run more than once, the prefill goes to its end. With `grad=True` values keep their graph.
         Raises: as `observe`; SessionBusyError.
         """
-        from .observe import Observing
-
         self._check_batch(batch)
         found = resolve(self._adapter.points(), points, self.model)
         chosen = Selection.of(tokens, seconds, source)
+        if tokens == "steps":
+            raise ArgumentError(
+                "a capture is of a prompt, which has no generated tokens; observe a generation instead",
+                code="bad_argument",
+                source="tokens",
+            )
         seeing = Observing(self, found, chosen, batch, device, dtype, limit_bytes, halt=True)
         kept = self._kept_logits(seeing, batch)
 
@@ -164,7 +181,7 @@ class Session:
                 return
 
         with seeing:
-            self._alone(grad, run, batch)
+            self._alone(grad, run, batch, None)
         return seeing.result()
 
     def _kept_logits(self, seeing: Observing, batch: PreparedBatch) -> int | torch.Tensor:
@@ -190,11 +207,23 @@ class Session:
         other parameters choose rows as in `observe`. Applies to the prompt; `steps` names generated tokens to edit as well,
         "all" or numbers from 1. Blocks nest, the first entered applies first, and are undone in any order of leaving.
 
-        Raises: ArgumentError as `observe`, for an edit that is not a function, and while the model runs for one
-        that returns another shape than it was given.
+        Raises: ArgumentError as `observe`, for an edit that is not a function, for one place under two names, and while the
+        model runs for an edit that returns another shape than it was given.
+
+        >>> from audiollm import Request, demo, edits
+        >>> session = demo.load("moss_music")
+        >>> batch = session.prepare([Request("Which instrument?", [demo.clips()["bass"]])])
+        >>> with session.edit({"resid[3]": edits.zero()}, seconds=(1, 2)):
+        ...     seen = session.capture(batch, "resid[3]")["resid[3]"]
+        >>> int((seen.values == 0).all(1).sum())
+        13
         """
         from .edits import Editing
 
+        if not isinstance(edits, Mapping):
+            raise ArgumentError(
+                f"edits is a {type(edits).__name__}; pass {{point: edit}}", code="bad_argument", source="edits"
+            )
         names = {name: resolve(self._adapter.points(), name, self.model) for name in edits}
         if not names:
             raise ArgumentError("edits is empty; pass {point: edit}", code="bad_argument", source="edits")
@@ -277,12 +306,14 @@ class Session:
                 source="logits_to_keep",
             )
         if not output_hidden_states:
-            out = self._alone(grad, lambda: self._prefill(batch, logits_to_keep), batch)
+            out = self._alone(grad, lambda: self._prefill(batch, logits_to_keep), batch, logits_to_keep)
             return CausalLMOutputWithPast(logits=out.logits)
         states: dict[int, torch.Tensor] = {}
         every = range(self.n_layers + 1)
         reading = self._reading(every, states.__setitem__, head_rows=slice(-logits_to_keep, None))
-        out = self._alone(grad, lambda: read_layers(lambda: self._prefill(batch, logits_to_keep=0), reading), batch)
+        out = self._alone(
+            grad, lambda: read_layers(lambda: self._prefill(batch, logits_to_keep=0), reading), batch, logits_to_keep
+        )
         assert out is not None  # nothing halts a reading without `halt_after`
         return CausalLMOutputWithPast(logits=out.logits, hidden_states=tuple(states[k] for k in every))
 
@@ -346,8 +377,12 @@ class Session:
     def _text(self, ids: list[int]) -> str:
         return self.processor.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def _alone(self, grad: bool, work: Callable[[], Result], batch: PreparedBatch) -> Result:
-        """Run one call on a batch, which open blocks are told; a second one at the same time raises SessionBusyError.
+    def _alone(
+        self, grad: bool, work: Callable[[], Result], batch: PreparedBatch, logits_kept: int | None = 1
+    ) -> Result:
+        """Run one call on a batch that keeps so many logits a request, which open blocks are told.
+
+        A second one at the same time raises SessionBusyError.
 
         The session is free again and the caller's grad mode back whenever this is left, interrupts included: what
         could be cut short is done twice. Without `grad` it is no_grad, not inference_mode: what is extracted may be
@@ -366,7 +401,8 @@ class Session:
                     )
                 torch.set_grad_enabled(grad)
                 for context in tuple(self._contexts):
-                    context.begin(batch)
+                    if not context.asleep:
+                        context.begin(batch, logits_kept)
                 return work()
             finally:
                 self._leave(me, before)

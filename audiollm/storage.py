@@ -23,9 +23,9 @@ from .errors import ArgumentError, SnapshotError
 from .observe import Activation, Observation
 from .request import Waveform
 from .rows import Rows
+from .snapshot import identity
 
 if TYPE_CHECKING:
-    from .batch import PreparedBatch
     from .session import Session
 
 FORMAT = 1
@@ -39,31 +39,24 @@ def save_observation(observation: Observation, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ArgumentError(f"{path} must end in .safetensors", code="bad_argument", source=path)
-    batch: PreparedBatch | None = observation.context.get("batch")
-    session: Session | None = observation.context.get("session")
-    if not len(observation) or batch is None or session is None:
+    if not len(observation) or not observation.context:
         raise ArgumentError(
             "there is nothing to save: no call was seen, or it was a direct one whose batch= was not given",
             code="bad_argument",
             source="observation",
         )
+    if not path.parent.is_dir() or path.is_dir():
+        raise ArgumentError(f"{path.parent} is no folder, or {path} is one", code="bad_argument", source=path)
     tensors = {}
     for name, seen in observation.items():
         tensors[f"values/{name}"] = seen.values.detach().cpu().contiguous().clone()
         if seen.rows is not None:
             for field in fields(Rows):
                 tensors[f"rows/{name}/{field.name}"] = torch.from_numpy(getattr(seen.rows, field.name).copy())
-    save_file(tensors, path)
-    said = {
-        "format": FORMAT,
-        "sha256": _sha256(path),
-        "points": list(observation),
-        "model": {"identity": session.identity, "family": session.family, "session": repr(session)},
-        "versions": _versions(),
-        "requests": [_request(request) for request in batch.requests],
-        "timeline": [_timeline(t) for t in batch.timeline],
-        "prompt_width": batch.width,
-    }
+    unfinished = path.with_name(f".{path.name}")
+    save_file(tensors, unfinished)
+    said = _said(observation.context) | {"points": list(observation), "sha256": _sha256(unfinished)}
+    unfinished.replace(path)
     _beside(path).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
@@ -79,7 +72,9 @@ def load_observation(path: str | Path, session: Session | None = None) -> Observ
         said = json.loads(_beside(path).read_text(encoding="utf-8"))
         right = isinstance(said, dict) and said.get("format") == FORMAT and said["sha256"] == _sha256(path)
         tensors = load_file(path) if right else {}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        call = {name: _activation(name, tensors) for name in said["points"]} if right else {}
+        model, made_with = (dict(said["model"]), dict(said["versions"])) if right else ({}, {})
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ArgumentError(
             f"{path} and {_beside(path).name} cannot be read as an observation: {error}",
             code="bad_argument",
@@ -91,22 +86,40 @@ def load_observation(path: str | Path, session: Session | None = None) -> Observ
             code="bad_argument",
             source=path,
         )
-    if session is not None and session.identity != said["model"]["identity"]:
+    if session is not None and (model.get("identity") is None or session.identity != model["identity"]):
         raise SnapshotError(
-            f"{path} was observed in another model ({said['model']['session']}); load that snapshot, or pass no session",
+            f"{path} was observed in another model ({model.get('session')}), or in one without a snapshot folder, which cannot "
+            "be compared; load that snapshot, or pass no session",
             code="bad_weights",
             source=path,
         )
     versions = _versions()
-    others = [f"{name} {found}" for name, found in said["versions"].items() if versions.get(name) != found]
+    others = [f"{name} {found}" for name, found in made_with.items() if versions.get(name) != found]
     if others:
         warnings.warn(f"{path} was made with {', '.join(others)}; values may differ in the last digits", stacklevel=2)
-    call = {}
-    for name in said["points"]:
-        known = f"rows/{name}/position" in tensors
-        rows = Rows(*(tensors[f"rows/{name}/{f.name}"].numpy() for f in fields(Rows))) if known else None
-        call[name] = Activation(name, tensors[f"values/{name}"], rows)
     return Observation([call], said)
+
+
+def _activation(name: str, tensors: dict[str, torch.Tensor]) -> Activation:
+    known = f"rows/{name}/position" in tensors
+    rows = Rows(*(tensors[f"rows/{name}/{f.name}"].numpy() for f in fields(Rows))) if known else None
+    return Activation(name, tensors[f"values/{name}"], rows)
+
+
+def _said(context: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of an observation; one that was loaded keeps its own."""
+    if "sha256" in context:
+        return dict(context)
+    folder = context["folder"]
+    model = {"identity": None if folder is None else identity(folder)}
+    return {
+        "format": FORMAT,
+        "model": model | {name: context[name] for name in ("family", "session")},
+        "versions": _versions(),
+        "requests": [_request(request) for request in context["requests"]],
+        "timeline": [_timeline(t) for t in context["timeline"]],
+        "prompt_width": context["prompt_width"],
+    }
 
 
 def _versions() -> dict[str, str]:

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from looking import FAMILIES, hooks, mixed_batch
 from safetensors.numpy import load_file
 
-from audiollm import Request, Session, Waveform, load_model
+from audiollm import PreparedBatch, Request, Session, Waveform, load_model
 
 DATA = Path(__file__).parent / "data"
 MF = DATA / "music_flamingo"
@@ -101,6 +102,21 @@ def session_moss(tiny_moss: Path) -> Session:
 @pytest.fixture(scope="session")
 def session_moss_eager(tiny_moss: Path) -> Session:
     return load_model(tiny_moss, device="cpu", dtype=torch.float32, attention="eager")
+
+
+@pytest.fixture(params=FAMILIES)
+def session(request: pytest.FixtureRequest) -> Iterator[Session]:
+    """A session of each family, which must have its own hooks alone, and nothing open, once the test is over."""
+    session = request.getfixturevalue(request.param)
+    before = hooks(session)
+    yield session
+    assert hooks(session) == before and not session._contexts and not session._running
+
+
+@pytest.fixture
+def batch(session: Session) -> PreparedBatch:
+    """`looking.mixed_requests()`, prepared."""
+    return mixed_batch(session)
 
 
 @pytest.fixture(scope="session")

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from looking import FAMILIES, hooks, mixed_batch, mixed_requests, noise, positions
+from looking import hooks, mixed_requests, noise, positions
 
-from audiollm import ArgumentError, Request, edits
-
-
-@pytest.fixture(params=FAMILIES)
-def session(request):
-    session = request.getfixturevalue(request.param)
-    before = hooks(session)
-    yield session
-    assert hooks(session) == before and not session._contexts
-
-
-@pytest.fixture
-def batch(session):
-    return mixed_batch(session)
-
+from audiollm import ArgumentError, Request, Waveform, edits, load_model
 
 POINTS = (
     "encoder.block[1]",
@@ -103,7 +90,7 @@ def test_swap_puts_another_batch_s_rows_in(session):
     assert torch.equal(seen, session.capture(other, deep)[deep].values)
     assert torch.allclose(logits, session.forward(other).logits, atol=1e-5)
     shorter = session.prepare([Request("what is it", [noise(20_000, 2)])])
-    with pytest.raises(ArgumentError, match="one for each chosen row"), session.edit({"resid[2]": edits.swap(shorter)}):
+    with pytest.raises(ArgumentError, match="has not the same rows"), session.edit({"resid[2]": edits.swap(shorter)}):
         session.forward(mine)
 
 
@@ -183,3 +170,100 @@ def test_refusals(session, batch):
         session.generate([Request("text")], max_new_tokens=1)
     with pytest.raises(ArgumentError, match="pass batch="), session.edit({"projected": edits.zero()}), torch.no_grad():
         session.model(**batch.inputs)
+
+
+# What a breaker and a reviewer found.
+
+
+@pytest.mark.parametrize("names", (("resid[*]", "resid[1]"), ("resid[-1]", "resid[{n}]"), ("embed", "resid[0]")))
+def test_one_place_under_two_names_is_refused(session, names):
+    names = [name.format(n=session.n_layers) for name in names]
+    with pytest.raises(ArgumentError, match="edited twice"):
+        session.edit({name: edits.scale(2.0) for name in names})
+
+
+def test_swap_takes_the_same_rows_or_none(session):
+    requests = [Request("hello there aaa bbb ccc"), Request("x")]
+    one, other = session.prepare(requests), session.prepare(requests[::-1])
+    with pytest.raises(ArgumentError, match="has not the same rows"), session.edit({"resid[1]": edits.swap(other)}):
+        session.forward(one)
+
+
+def test_swap_and_replace_at_an_encoder_that_runs_once_a_chunk_width(session):
+    """Three chunk widths for MOSS; with itself nothing changes, with another the other's values are there."""
+    requests = [
+        Request("a", [noise(8_000)]),
+        Request("b", [noise(70_000, 1), noise(5_000, 2)]),
+        Request("c", [noise(24_000, 3)]),
+    ]
+    louder = [Request(r.prompt, [Waveform(2 * a.samples, 16_000) for a in r.audios]) for r in requests]
+    one, other = session.prepare(requests), session.prepare(louder)
+    for point in ("encoder.block[1]", "projected"):
+        wanted = session.capture(other, point)[point].values
+        for edit in (edits.swap(other), edits.replace(wanted)):
+            with session.edit({point: edit}):
+                assert torch.equal(session.capture(one, point)[point].values, wanted)
+        for chosen in ({"source": 2}, {"seconds": (0, 0.2)}):
+            with session.edit({point: edits.swap(other)}, **chosen):
+                seen = session.capture(one, point)[point]
+            mine = session.capture(one, point, **chosen)[point].rows
+            changed = [
+                (s, t)
+                for s, t, v, w in zip(seen.rows.source, seen.rows.token, seen.values, wanted, strict=True)
+                if torch.equal(v, w)
+            ]
+            assert set(zip(mine.source, mine.token, strict=True)) == set(changed)
+
+
+def test_the_other_batch_of_a_swap_runs_once_and_undisturbed(session, batch):
+    runs = []
+    handle = session._adapter.decoder().register_forward_pre_hook(lambda *_: runs.append(None))
+    other = session.prepare(mixed_requests())
+    plain = session.capture(other, "resid[2]")["resid[2]"].values
+    runs.clear()
+    swap = session.edit({"resid[2]": edits.swap(other), "mlp_out[2]": edits.swap(other)})
+    with session.observe("resid[2]") as outer, session.edit({"resid[1]": edits.zero()}), swap:
+        assert len(runs) == 1 and not outer.calls
+        session.forward(batch)
+    handle.remove()
+    assert len(runs) == 2 and torch.equal(outer["resid[2]"].values, plain)
+
+
+def test_steps_of_other_requests_are_left_alone(session):
+    with (
+        session.edit({"resid[1]": edits.zero()}, source=1, steps="all"),
+        session.observe("resid[1]", tokens="steps") as seen,
+    ):
+        session.generations(mixed_requests(), max_new_tokens=3)
+    assert not seen["resid[1]"].request(1).values.any()
+    for other in (0, 2):
+        assert seen["resid[1]"].request(other).values.any(1).all()
+
+
+def test_steps_alone_are_edited_where_they_are_what_is_chosen(session):
+    with session.edit({"resid[1]": edits.zero()}, tokens="steps"), session.observe("resid[1]") as seen:
+        session.generations(mixed_requests()[:1], max_new_tokens=3)
+    assert not seen["resid[1]"].generated.values.any() and seen["resid[1]"].prompt.values.any(1).all()
+
+
+def test_what_edits_cannot_be(session, batch):
+    with pytest.raises(ArgumentError, match="leave steps out"):
+        session.edit({"resid[1]": edits.mean()}, steps="all")
+    for steps in ([True], "al", 3):
+        with pytest.raises(ArgumentError, match="steps is"):
+            session.edit({"resid[1]": edits.zero()}, steps=steps)
+    assert session.edit({"resid[1]": edits.zero()}, steps=np.arange(1, 3)).steps == {1, 2}
+    with pytest.raises(ArgumentError, match=r"pass \{point: edit\}"):
+        session.edit("resid[1]")
+    with pytest.raises(ArgumentError, match="must return real"), session.edit({"resid[1]": lambda v, r: v * 1j}):
+        session.forward(batch)
+
+
+def test_what_is_added_is_rounded_once(tiny_moss):
+    session = load_model(tiny_moss, "cpu", torch.bfloat16)
+    batch = session.prepare([Request("x")])
+    plain = session.capture(batch, "resid[1]")["resid[1]"].values
+    vector = torch.linspace(0.001, 1.003, plain.shape[1])
+    with session.edit({"resid[1]": edits.add(vector, 7.0)}):
+        seen = session.capture(batch, "resid[1]")["resid[1]"].values
+    assert torch.equal(seen, plain + (7.0 * vector).bfloat16())

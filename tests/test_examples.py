@@ -30,7 +30,10 @@ EXAMPLES = {test.name: test for test in examples()}
 
 
 def test_there_are_examples():
-    assert {"audiollm.analysis.lens.logit_lens", "audiollm.analysis.attention.attention_over_time"} <= set(EXAMPLES)
+    methods = {f"audiollm.session.Session.{name}" for name in ("observe", "capture", "edit")}
+    assert {"audiollm.analysis.lens.logit_lens", "audiollm.analysis.attention.attention_over_time", *methods} <= set(
+        EXAMPLES
+    )
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))

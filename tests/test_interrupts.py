@@ -18,6 +18,7 @@ import torch
 from looking import FAMILIES, hooks, noise
 
 from audiollm import Request, edits
+from audiollm.analysis import attention_over_time
 from audiollm.calls import Context
 
 FILES = tuple(
@@ -29,6 +30,7 @@ FILES = tuple(
         "calls.py",
         "observe.py",
         "edits.py",
+        "attention.py",
         "deepstack.py",
         "base.py",
     )
@@ -77,11 +79,12 @@ def calls(session, requests, batch) -> dict[str, Callable[[], object]]:
         "greedy": lambda: session.generate(requests, max_new_tokens=2),
         "sampled": lambda: session.generate(requests, "generic_sampled", 2),
         "observe": observing,
+        "attention": lambda: attention_over_time(session, batch)[0].text.tolist(),
         "audio": lambda: session.extract_audio_embeddings(batch),
     }
 
 
-@pytest.mark.parametrize("name", ("extract", "forward", "greedy", "sampled", "observe", "audio"))
+@pytest.mark.parametrize("name", ("extract", "forward", "greedy", "sampled", "observe", "attention", "audio"))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_interrupt_at_any_line_leaves_a_fresh_model(request, family, name):
     session = request.getfixturevalue(family)

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from looking import FAMILIES, hooks, mixed_batch, mixed_requests, noise, positions
+from looking import mixed_batch, mixed_requests, noise, positions
 
-from audiollm import ArgumentError, Request
+from audiollm import ArgumentError, Request, Waveform, plots
 from audiollm.analysis.answers import answer_scores, answered
-from audiollm.analysis.attention import attention_over_time
+from audiollm.analysis.attention import attention_over_time, row_weights
 from audiollm.analysis.lens import logit_lens
-
-
-@pytest.fixture(params=FAMILIES)
-def session(request):
-    session = request.getfixturevalue(request.param)
-    before = hooks(session)
-    yield session
-    assert hooks(session) == before and not session._running
-
-
-@pytest.fixture
-def batch(session):
-    return mixed_batch(session)
-
 
 # Lens.
 
@@ -201,3 +189,130 @@ def test_an_answer_past_the_context_is_refused(session):
     with pytest.raises(Exception, match="context holds") as caught:
         answered(session, short, [[1] * session.context])
     assert caught.value.code == "too_long"
+
+
+# What a breaker and a reviewer found.
+
+
+def test_seconds_are_where_they_are_said_to_be(session, batch):
+    two = attention_over_time(session, batch, layers=[1])[1]
+    edges, sums = two.by_seconds(0.5, source=1)
+    wanted = np.zeros_like(sums)
+    for token, (start, end) in enumerate(batch.timeline[1].token_intervals()):
+        wanted[..., min(int((start + end) / 2 / 0.5), len(edges) - 2)] += two.weights[..., two.sources == 1][..., token]
+    assert np.allclose(sums, wanted, atol=1e-6) and (sums[0, 0, 0] > 0).sum() > 3
+
+
+@pytest.mark.parametrize("window", (None, 1, 4, 100))
+def test_row_weights_are_a_dense_masked_softmax(window):
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn((20, 6, 8), generator=generator), torch.randn((20, 2, 8), generator=generator)
+    cos, sin = torch.ones(20, 8), torch.zeros(20, 8)
+    found = row_weights(query, key, cos, sin, [19, 7], first=3, window=window)
+    row, column = torch.arange(20)[:, None], torch.arange(20)
+    seen = (column <= row) & (column >= 3) & (row - column < (window or 99))
+    scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(3, dim=1)) / 8**0.5
+    dense = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    assert torch.allclose(found, dense[:, [19, 7]], atol=1e-6)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak resident size from /proc")
+def test_a_row_over_30_000_tokens_at_music_flamingo_s_width_fits_in_2_gb():
+    """One layer, made up: 28 heads of 128 over 30,200 positions, 4 key groups."""
+    shapes = ((30_200, 28, 128), (30_200, 4, 128), (30_200, 128), (30_200, 128))
+    query, key, cos, sin = (torch.randn(shape).to(torch.bfloat16) for shape in shapes)
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    weights = row_weights(query, key, cos, sin, [30_199])
+    assert _resident("VmHWM") - before < 2e9
+    assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-4)
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def test_the_head_receives_no_more_rows_than_the_limit_allows(session, batch):
+    rows = []
+    handle = session._adapter.head().register_forward_pre_hook(lambda m, args: rows.append(args[0].shape[1]))
+    size = session.model.config.get_text_config().vocab_size
+    logit_lens(session, batch, chunk_bytes=4 * 4 * size * 10)
+    handle.remove()
+    assert max(rows) == 10
+
+
+def test_other_hooks_of_the_last_block_fire(session, batch):
+    with session.observe([f"attn_out[{session.n_layers - 1}]", f"mlp_out[{session.n_layers - 1}]"]) as seen:
+        attention_over_time(session, batch)
+    assert len(seen) == 2
+
+
+def test_attention_is_of_the_outermost_pass(session, batch):
+    inner = session.prepare([Request("other words")])
+    plain = attention_over_time(session, batch)[1].weights
+
+    def nosy(module, args):
+        handle.remove()
+        with torch.no_grad():
+            session.model(**inner.inputs)
+
+    handle = session._adapter.blocks()[1].register_forward_pre_hook(nosy)
+    assert np.array_equal(attention_over_time(session, batch)[1].weights, plain)
+
+
+def test_the_lens_is_drawn_over_its_seconds(session, batch):
+    found = logit_lens(session, batch, ["a"])
+    for word in (None, 0):
+        axes, bar = plots.lens(found.source(1), word).axes
+        assert axes.get_xlabel() == "seconds of the source" and axes.get_xlim()[1] == pytest.approx(
+            batch.timeline[1].token_intervals()[-1, 1]
+        )
+        drawn = axes.collections[0].get_array()
+        assert np.allclose(drawn, found.source(1).entropy if word is None else found.source(1).word_probs[..., 0])
+        assert bar.get_ylabel() == ("entropy (nats)" if word is None else "probability of 'a'")
+    for wrong in (lambda: plots.lens(found), lambda: plots.lens(found.source(1), 5)):
+        with pytest.raises(ArgumentError):
+            wrong()
+
+
+def test_attention_is_drawn_over_its_seconds(session, batch):
+    two = attention_over_time(session, batch, answers="ab")[1]
+    figure = plots.attention(two, query=1, step_s=0.5)
+    first, bars, second = figure.axes[:3]
+    assert first.get_title(loc="left") == two.names[0] and second.get_xlabel() == "seconds of the source"
+    assert np.allclose(first.collections[0].get_array(), two.by_seconds(0.5, 1)[1][:, :, 1].mean(1))
+    assert [bar.get_width() for bar in bars.patches] == pytest.approx(list(two.by_source()[:, :, 1, 0].mean(1)))
+    for wrong in (
+        lambda: plots.attention(two, query=2),
+        lambda: plots.attention(attention_over_time(session, batch)[2]),
+    ):
+        with pytest.raises(ArgumentError):
+            wrong()
+
+
+@pytest.mark.parametrize("wrong", ([True, False, True], ["a", "b", ["d"]], ["a", "b", None]))
+def test_answers_that_are_no_answers(session, batch, wrong):
+    with pytest.raises(ArgumentError, match="answer"):
+        answer_scores(session, batch, wrong)
+
+
+def test_a_prompt_as_wide_as_a_window_has_frames(session_mf):
+    """The mask of the mel [W, 3000] is none of the prompt's, though it may have its shape."""
+
+    def ask(width: int, wave: Waveform) -> Request:
+        prompt = "a " * ((width - 300) // 2)
+        while session_mf.prepare([Request(prompt, [wave])]).width < width:
+            prompt += "z "
+        while session_mf.prepare([Request(prompt, [wave])]).width > width:
+            prompt = prompt[:-1]
+        return Request(prompt, [wave])
+
+    requests = [ask(3_000, noise(32_000)), ask(2_997, noise(32_000, 1))]
+    both = session_mf.prepare(requests)
+    assert both.width == 3_000 and both.inputs["input_features_mask"].shape == both.inputs["input_ids"].shape
+    longer = answered(session_mf, both, ["ab", "ab"])
+    assert torch.equal(longer.inputs["input_features_mask"], both.inputs["input_features_mask"])
+    scores = answer_scores(session_mf, both, "ab").total
+    alone = [float(answer_scores(session_mf, session_mf.prepare([r]), "ab").total[0]) for r in requests]
+    assert scores.tolist() == pytest.approx(alone, abs=1e-4)

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import json
+import pickle
+import threading
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from looking import FAMILIES, hooks, mixed_batch, mixed_requests, noise, positions
+from looking import mixed_batch, mixed_requests, noise, positions
 
 from audiollm import ArgumentError, Request, SessionBusyError, SnapshotError, edits
 from audiollm.rows import Selection, audio_rows, prompt_rows
 from audiollm.storage import load_observation
-
-
-@pytest.fixture(params=FAMILIES)
-def session(request):
-    session = request.getfixturevalue(request.param)
-    before = hooks(session)
-    yield session
-    assert hooks(session) == before and not session._contexts and not session._running
-
-
-@pytest.fixture
-def batch(session):
-    return mixed_batch(session)
 
 
 def manual(session, batch, module, of_input):
@@ -254,7 +243,7 @@ def test_direct_calls_of_the_model(session, batch):
         session.model(**batch.inputs)
     other = session.prepare(mixed_requests()[:1])
     with (
-        pytest.raises(ArgumentError, match="positions"),
+        pytest.raises(ArgumentError, match="pass the batch whose inputs are run"),
         session.observe("resid[1]", source=0, batch=other),
         torch.no_grad(),
     ):
@@ -526,3 +515,180 @@ def test_an_activation_is_drawn_over_its_seconds(session, batch):
         assert states.get_yticklabels()[0].get_text() == str(int(values.var(0).argmax()))
     with pytest.raises(ArgumentError, match="several sources"):
         activation(seen["resid[1]"])
+
+
+# What a breaker and a reviewer found.
+
+
+@pytest.mark.parametrize("direct", (False, True))
+def test_a_call_nested_in_a_hook_does_not_take_the_outer_one_s_place(session, batch, direct):
+    inner = session.prepare([Request("other words")])
+
+    def nosy(module, args):
+        handle.remove()
+        with torch.no_grad():
+            session.model(**inner.inputs)
+
+    handle = session._adapter.blocks()[1].register_forward_pre_hook(nosy)
+    with session.observe(["resid[0]", "resid[2]"]) as seen, torch.no_grad():
+        if direct:
+            session.model(**batch.inputs, position_ids=positions(batch))
+        else:
+            session.forward(batch)
+    assert len(seen.calls) == 1
+    for name in seen:
+        assert torch.equal(seen[name].values, session.capture(batch, name)[name].values)
+
+
+def test_a_direct_call_after_an_interrupted_one_is_seen_whole(session, batch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with session.observe("resid[1]") as seen, torch.no_grad():
+        handle = session._adapter.blocks()[2].register_forward_pre_hook(fail)
+        with pytest.raises(KeyboardInterrupt):
+            session.model(**batch.inputs, position_ids=positions(batch))
+        handle.remove()
+        session.model(**batch.inputs, position_ids=positions(batch))
+    assert torch.equal(seen["resid[1]"].values, session.capture(batch, "resid[1]")["resid[1]"].values)
+
+
+def test_a_generated_padding_token_does_not_end_a_request(session):
+    """The library ends on the end token alone, so a padding token that the model chooses is one like others."""
+    adapter, calls = session._adapter, []
+    assert adapter.pad_id != adapter.end_id
+
+    def force(module, args, output):
+        calls.append(None)
+        output = output.clone()
+        output[:, -1, adapter.end_id] = -1e4  # nobody ends
+        if len(calls) == 2:
+            output[0, -1, adapter.pad_id] = 1e4
+        return output
+
+    handle = adapter.head().register_forward_hook(force)
+    with session.observe("resid[1]", tokens="steps") as seen:
+        (answer, *_) = session.generations(mixed_requests(), max_new_tokens=5)
+    handle.remove()
+    assert answer.token_ids[1] == adapter.pad_id
+    assert seen["resid[1]"].request(0).rows.step.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("where", ({"tokens": "text", "source": 0}, {"tokens": "text", "seconds": (0, 1)}))
+def test_a_selection_that_contradicts_itself_is_refused(session, batch, where):
+    for run in (
+        lambda: session.capture(batch, "resid[1]", **where),
+        lambda: _edit_of(session, batch, "resid[1]", **where),
+        lambda: _edit_of(session, batch, "projected", tokens="last"),
+    ):
+        with pytest.raises(ArgumentError, match="choose no row of"):
+            run()
+    with pytest.raises(ArgumentError, match="observe a generation instead"):
+        session.capture(batch, "resid[1]", tokens="steps")
+
+
+def _edit_of(session, batch, point, **where):
+    with session.edit({point: edits.zero()}, **where):
+        session.forward(batch)
+
+
+def test_another_batch_of_the_same_shape_is_refused(session):
+    one = session.prepare([Request("aaa", [noise(9_000)]), Request("bbbb bbb", [noise(9_000, 1)])])
+    other = session.prepare(one.requests[::-1])
+    assert one.inputs["input_ids"].shape == other.inputs["input_ids"].shape
+    with pytest.raises(ArgumentError, match="not those of batch="), session.observe("resid[1]", batch=one):
+        session.model(**other.inputs)
+
+
+def test_the_encoder_by_itself_is_seen_and_edited(session, batch):
+    def encode():
+        names = {"music_flamingo": ("input_features", "input_features_mask", "input_ids")}
+        names["moss_music"] = ("audio_data", "audio_data_seqlens", "audio_group_sizes")
+        with torch.no_grad():
+            found = session.model.get_audio_features(*(batch.inputs[name] for name in names[session.family]))
+        return found.pooler_output if session.family == "music_flamingo" else torch.cat([s.projected for s in found])
+
+    plain = encode()
+    with session.observe("projected", batch=batch) as seen:
+        encode()
+        encode()
+    assert len(seen.calls) == 2 and torch.equal(seen["projected"].values, plain)
+    with session.edit({"projected": edits.zero()}, batch=batch), torch.no_grad():
+        session.model(**batch.inputs)
+        assert not encode()[: len(plain)].any()
+    with pytest.raises(ArgumentError, match="pass batch="), session.observe("projected"):
+        encode()
+
+
+def test_a_block_opened_meanwhile_in_another_thread_leaves_a_call_alone(session, batch):
+    inside, opened = threading.Event(), threading.Event()
+
+    def wait(*_):
+        inside.set()
+        assert opened.wait(20)
+
+    handle = session._adapter.decoder().register_forward_pre_hook(wait)
+    found: list = []
+    worker = threading.Thread(target=lambda: found.append(session.forward(batch).logits))
+    worker.start()
+    assert inside.wait(20)
+    with session.observe(["resid[1]", "logits"], source=0, must_fire=False) as seen:
+        opened.set()
+        worker.join(30)
+        handle.remove()
+        assert len(found) == 1 and not seen.calls
+        session.extract_contextual_embeddings(batch)
+    assert len(seen.calls) == 1 and "resid[1]" in seen
+
+
+def test_logits_are_counted_as_the_call_keeps_them(session, batch):
+    size = session._adapter.points()["logits"].width[0] * 4
+    with session.observe("logits", limit_bytes=3 * size) as seen:
+        session.forward(batch)
+        with pytest.raises(ArgumentError, match="limit"):  # what an earlier call of the block kept is counted
+            session.forward(batch)
+    assert seen.result().nbytes == 3 * size
+    with pytest.raises(ArgumentError, match="limit"):
+        session.capture(batch, "logits", limit_bytes=3 * size)
+
+
+def test_an_observation_does_not_hold_the_model(session, batch):
+    assert session not in session.capture(batch, "resid[1]").context.values()
+    back = pickle.loads(pickle.dumps(session.capture(batch, "resid[1]")))
+    assert len(back["resid[1]"].values)
+
+
+def test_a_block_is_entered_once(session):
+    with session.observe("resid[1]", must_fire=False) as seen, pytest.raises(ArgumentError, match="open already"):
+        seen.__enter__()
+
+
+def test_a_dtype_that_is_none_is_refused(session):
+    with pytest.raises(ArgumentError, match=r"torch\.dtype"):
+        session.observe("resid[1]", dtype="float16")
+    with pytest.raises(ArgumentError, match="start_s, end_s"):
+        session.observe("resid[1]", seconds="12")
+
+
+def test_models_without_a_folder_cannot_be_told_apart(session, batch, tmp_path, monkeypatch):
+    from audiollm import Session
+
+    nameless = Session(session.model, session.processor, session._adapter)
+    path = nameless.capture(batch, "resid[1]").save(tmp_path / "seen.safetensors")
+    with pytest.raises(SnapshotError, match="cannot be compared"):
+        load_observation(path, nameless)
+    assert len(load_observation(path)["resid[1]"].values)
+
+
+def test_storage_refuses_in_its_own_words(session, batch, tmp_path):
+    seen = session.capture(batch, "resid[1]")
+    with pytest.raises(ArgumentError, match="no folder"):
+        seen.save(tmp_path / "none" / "seen.safetensors")
+    path = seen.save(tmp_path / "seen.safetensors")
+    again = load_observation(load_observation(path).save(tmp_path / "again.safetensors"), session)
+    assert torch.equal(again["resid[1]"].values, seen["resid[1]"].values)
+    said = json.loads((tmp_path / "seen.json").read_text())
+    for damage in ({"points": ["nowhere"]}, {"versions": 3}, {"model": None}):
+        (tmp_path / "seen.json").write_text(json.dumps({**said, **damage}))
+        with pytest.raises(ArgumentError, match="cannot be read"):
+            load_observation(path, session)

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from looking import FAMILIES, hooks, noise, positions
+from looking import hooks, noise, positions
 
 from audiollm import ArgumentError, Request, edits, load_model
 from audiollm.analysis import sweep
@@ -19,14 +19,6 @@ CLEAN = Request("hello there", [noise(32_000)])
 CORRUPTED = Request("hello there", [noise(32_000, 5)])
 
 EACH = (("session_mf", "resid"), ("session_moss", "resid"), ("session_moss", "attn_out"), ("session_moss", "mlp_out"))
-
-
-@pytest.fixture(params=FAMILIES)
-def session(request):
-    session = request.getfixturevalue(request.param)
-    before = hooks(session)
-    yield session
-    assert hooks(session) == before and not session._contexts
 
 
 def contrast(logits):

@@ -150,9 +150,9 @@ def test_what_does_not_vary_is_not_defined():
     flat = np.ones((90, 3)) * 0.1
     matrix = cka({"x": x, "flat": flat})
     assert np.isnan(matrix.values[1]).all() and np.isnan(matrix.values[:, 1]).all()
-    assert matrix.values[0, 0] == pytest.approx(1) and "flat: the same for every token" in matrix.describe()
+    assert matrix.values[0, 0] == pytest.approx(1) and "flat: do not vary enough over the tokens" in matrix.describe()
     for pair in ((x, flat), (flat, x)):
-        with pytest.raises(ArgumentError, match="same for every token"):
+        with pytest.raises(ArgumentError, match="does not vary enough over the tokens"):
             linear_cka(*pair)
 
 
@@ -473,3 +473,23 @@ def test_what_the_control_refuses(session_moss):
             random_control(session_moss)
     finally:
         del blocks[0].adapter
+
+
+@pytest.mark.parametrize("n", (60, 1000))
+def test_one_row_that_differs_is_not_enough(n):
+    """The kernels are constant beside the diagonal, so HSIC is 0 and CKA 0 / 0: no number, least of all one past 1."""
+    for at in range(3):
+        x, y = np.full((n, 4), 0.3), np.full((n, 4), 0.7)
+        x[at] += [1.0, 2.0, 3.0, 4.0]
+        y[at] += [4.0, -2.0, 3.0, 1.0]
+        with pytest.raises(ArgumentError, match="does not vary enough"):
+            linear_cka(x, y)
+        assert np.isnan(cka({"x": x, "y": y}).values).all()
+        rich = np.random.default_rng(at).normal(size=(n, 4))
+        assert cka({"x": rich}).values[0, 0] == pytest.approx(1) and linear_cka(rich, rich) == pytest.approx(1)
+
+
+def test_intervals_that_overlap_are_refused():
+    tokens = np.stack([np.arange(4) * 0.08, np.arange(1, 5) * 0.08], axis=1)
+    with pytest.raises(ArgumentError, match="overlap"):
+        average_over(np.arange(4.0)[:, None], tokens, np.array([[0, 0.16], [0.08, 0.24]]))

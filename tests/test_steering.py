@@ -5,20 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from looking import FAMILIES, hooks, mixed_requests, noise
+from looking import hooks, mixed_requests, noise
 
 from audiollm import ArgumentError, Request
 from audiollm.analysis.separation import separation
 from audiollm.analysis.steering import steering_trace, steering_vector
 from audiollm.plots.steering import steering_report
-
-
-@pytest.fixture(params=FAMILIES)
-def session(request):
-    session = request.getfixturevalue(request.param)
-    before = hooks(session)
-    yield session
-    assert hooks(session) == before and not session._contexts
 
 
 def asked(*prompts, seed=0):

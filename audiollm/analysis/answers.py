@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from transformers import BatchFeature
 
 from ..batch import EncodedPrompt
 from ..errors import ArgumentError, RequestError
+from ..rows import is_whole
 from ..timeline import Timeline
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def answer_ids(
     Raises: ArgumentError where their number does not fit, or one is empty or holds ids outside the vocabulary.
     """
     listed: list[Answer] = [answers] * len(batch) if isinstance(answers, str) else list(answers)  # type: ignore[arg-type]
-    if listed and all(isinstance(a, (int, np.integer)) for a in listed):
+    if listed and all(is_whole(a) for a in listed):
         listed = [listed] * len(batch)  # type: ignore[list-item]
     if len(listed) != len(batch):
         raise _bad(f"there are {len(listed)} answer(s) for {len(batch)} request(s); pass one, or one each")
@@ -65,7 +65,7 @@ def answer_ids(
         if isinstance(answer, str):
             ids = session.processor.tokenizer(answer, add_special_tokens=False)["input_ids"]
         else:
-            ids = [int(token) for token in answer]
+            ids = [int(token) if is_whole(token) else -1 for token in answer] if hasattr(answer, "__iter__") else []
         if not ids or not all(0 <= token < size for token in ids):
             raise _bad(f"the answer of request {b} is {answer!r}; it must be text, or ids within 0..{size - 1}")
         found.append(tuple(ids))
@@ -113,8 +113,8 @@ def answered(session: Session, batch: PreparedBatch, answers: Answer | Sequence[
 def _moved(
     name: str, tensor: torch.Tensor, batch: PreparedBatch, prompts: Sequence[EncodedPrompt], width: int, ids: Sequence
 ) -> torch.Tensor:
-    """A tensor [B, L] over the longer prompts; any other as it is."""
-    if tuple(tensor.shape) != (len(batch), batch.width):
+    """An input [B, L] over the longer prompts; any other as it is."""
+    if name not in ("input_ids", "attention_mask", "audio_input_mask"):
         return tensor
     filler = {"input_ids": batch.model_shape.pad_id}.get(name, 0)
     moved = torch.full((len(batch), width), filler, dtype=tensor.dtype, device=tensor.device)

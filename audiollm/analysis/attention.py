@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..calls import Context
 from ..errors import ArgumentError
-from ..hooks import Halt, Hook, remove_hooks
+from ..hooks import Halt
 from ..observe import LIMIT_BYTES, too_large
+from ..rows import Selection, is_whole
 from .answers import Answer, answer_ids, answered
 
 if TYPE_CHECKING:
@@ -127,23 +129,17 @@ def attention_over_time(
     wanted = 4 * len(numbers) * config.num_attention_heads * run.width * sum(len(mine) for mine in columns)
     if wanted > limit_bytes:
         raise too_large(wanted, limit_bytes, "choose layers=, fewer queries, or raise limit_bytes")
-    found: dict[int, list[torch.Tensor]] = {}
-    taking = _Taking(blocks, numbers, run, columns, found)
+    taking = _Taking(session, run, numbers, columns)
 
     def work() -> None:
         try:
-            try:
-                taking.attach()
-                session._prefill(run, logits_to_keep=1)
-            except Halt:
-                return
-            finally:
-                taking.detach()
-        finally:
-            taking.detach()
+            session._prefill(run, logits_to_keep=1)
+        except Halt:
+            return
 
-    session._alone(False, work, run)
-    return tuple(_result(run, b, numbers, columns[b], labels[b], found) for b in range(len(run)))
+    with taking:
+        session._alone(False, work, run)
+    return tuple(_result(run, b, numbers, columns[b], labels[b], taking.found) for b in range(len(run)))
 
 
 def row_weights(
@@ -181,53 +177,53 @@ def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
     return states * cos + torch.cat([-right, left], dim=-1) * sin
 
 
-class _Taking:
+class _Taking(Context):
     """The hooks of one call: queries and keys of each block, and from its attention the rotation."""
 
     def __init__(
-        self,
-        blocks: Sequence[Any],
-        layers: Sequence[int],
-        batch: PreparedBatch,
-        columns: Sequence[Sequence[int]],
-        found: dict[int, list[torch.Tensor]],
+        self, session: Session, batch: PreparedBatch, layers: Sequence[int], columns: Sequence[Sequence[int]]
     ) -> None:
-        self.blocks, self.layers, self.batch, self.columns, self.found = blocks, layers, batch, columns, found
-        self.over = False
-        self.kept: dict[str, torch.Tensor] = {}
-
-    def is_live(self) -> bool:
-        return not self.over
+        super().__init__(session, (), Selection(), batch, must_fire=False)
+        self.blocks = session._adapter.blocks()
+        self.layers, self.queries = sorted(set(layers)), columns
+        self.found: dict[int, list[torch.Tensor]] = {}
+        self.heads: dict[str, torch.Tensor] = {}
 
     def attach(self) -> None:
-        for layer in sorted(set(self.layers)):
+        """See `Context`. The forward is left once the deepest block has returned, so that other hooks in it fire."""
+        for layer in self.layers:
             attention = self.blocks[layer].self_attn
             for name in ("q", "k"):
-                self._source(attention, name).register_forward_hook(Hook(self, self._keeper(name)))
-            attention.register_forward_hook(Hook(self, self._weigher(layer)), with_kwargs=True)
+                self.hook(_source(attention, name), self._keeper(name))
+            self.hook(attention, self._weigher(layer))
+        self.hook(self.blocks[self.layers[-1]], self._leave)
 
-    def detach(self) -> None:
-        self.over = True
-        modules = [self.blocks[layer].self_attn for layer in self.layers]
-        remove_hooks(self, [*modules, *(self._source(module, name) for module in modules for name in ("q", "k"))])
+    def modules(self) -> Sequence[torch.nn.Module]:
+        """See `Context`."""
+        attentions = [self.blocks[layer].self_attn for layer in self.layers]
+        sources = [_source(attention, name) for attention in attentions for name in ("q", "k")]
+        return [*attentions, *sources, self.blocks[self.layers[-1]]]
 
-    def _source(self, attention: Any, name: str) -> torch.nn.Module:
-        """The last module before rotation: the norm, where the family has one, else the projection."""
-        norm = getattr(attention, f"{name}_norm", None)
-        return getattr(attention, f"{name}_proj") if norm is None else norm
+    def _is_mine(self) -> bool:
+        return self.depth == 1 and self.inner == 1
 
     def _keeper(self, name: str) -> Any:
-        def keep(module: Any, args: Any, output: torch.Tensor) -> None:
-            self.kept[name] = output
+        def keep(module: Any, args: tuple, kwargs: dict, output: torch.Tensor) -> None:
+            if self._is_mine():
+                self.heads[name] = output
 
         return keep
 
     def _weigher(self, layer: int) -> Any:
         def weigh(module: Any, args: tuple, kwargs: dict, output: Any) -> None:
+            if not self._is_mine():
+                return
             cos, sin = kwargs["position_embeddings"]
-            length = self.kept["q"].shape[1]
-            query = self.kept.pop("q").view(len(self.batch), length, -1, module.head_dim)
-            key = self.kept.pop("k").view(len(self.batch), length, -1, module.head_dim)
+            batch = self.batch
+            assert batch is not None
+            length = self.heads["q"].shape[1]
+            query = self.heads.pop("q").view(len(batch), length, -1, module.head_dim)
+            key = self.heads.pop("k").view(len(batch), length, -1, module.head_dim)
             self.found[layer] = [
                 row_weights(
                     query[b],
@@ -235,16 +231,24 @@ class _Taking:
                     cos[b if len(cos) > 1 else 0],
                     sin[b if len(sin) > 1 else 0],
                     columns,
-                    self.batch.width - len(self.batch.prompts[b]),
+                    batch.width - len(batch.prompts[b]),
                     module.scaling,
                     module.sliding_window,
-                ).cpu()
-                for b, columns in enumerate(self.columns)
+                )
+                for b, columns in enumerate(self.queries)
             ]
-            if layer == max(self.layers):
-                raise Halt
 
         return weigh
+
+    def _leave(self, *_: Any) -> None:
+        if self._is_mine():
+            raise Halt
+
+
+def _source(attention: Any, name: str) -> torch.nn.Module:
+    """The last module before rotation: the norm, where the family has one, else the projection."""
+    norm = getattr(attention, f"{name}_norm", None)
+    return getattr(attention, f"{name}_proj") if norm is None else norm
 
 
 def _result(
@@ -255,7 +259,7 @@ def _result(
     labels: Sequence[str],
     found: dict[int, list[torch.Tensor]],
 ) -> AttentionOverTime:
-    weights = torch.stack([found[layer][b] for layer in layers]).numpy()
+    weights = torch.stack([found[layer][b] for layer in layers]).cpu().numpy()
     mine = [(i, t) for i, t in enumerate(batch.timeline) if t.sample_index == b]
     positions = np.concatenate([t.positions for _, t in mine]) if mine else np.zeros(0, np.int64)
     is_text = np.ones(batch.width, bool)
@@ -286,7 +290,7 @@ def _queries(
     asked = [-1] if queries is None else list(queries)
     least = min(len(prompt) for prompt in batch.prompts)
     for column in asked:
-        if isinstance(column, bool) or not isinstance(column, (int, np.integer)) or not -least <= column < batch.width:
+        if not is_whole(column) or not -least <= column < batch.width:
             raise _bad_query(column, batch.width - least, batch.width)
         if column % batch.width < batch.width - least:
             raise _bad_query(column, batch.width - least, batch.width)
@@ -311,7 +315,7 @@ def _bad_query(column: object, first: int, width: int) -> ArgumentError:
 def _block_numbers(n_blocks: int, layers: Sequence[int] | None) -> tuple[int, ...]:
     asked = list(range(n_blocks)) if layers is None else list(layers)
     for layer in asked:
-        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer)) or not -n_blocks <= layer < n_blocks:
+        if not is_whole(layer) or not -n_blocks <= layer < n_blocks:
             raise ArgumentError(
                 f"layer {layer!r} is not a block; pass 0..{n_blocks - 1}, or negative ones from the end",
                 code="bad_argument",

@@ -25,8 +25,10 @@ from .hsic import PairSums, matrix, u_centred
 
 MINIBATCH = 512
 Named = Mapping[Any, Any]
-# HSIC(X, X) below this times (mean squared norm)^2 is rounding: rows that differ by 1e-12 of their length still count.
-_CONSTANT = 1e-50
+# HSIC(X, X) below these times (mean squared norm)^2 is rounding. Of rows as they are: those that differ by 1e-12 of their length
+# still count. Of rows less their mean: kernels that are centred before they are multiplied lose eps^2 of it, sums of products
+# eps; rows of which only one differs from the others have HSIC 0, and nothing but that is left.
+_CONSTANT, _CENTRED, _SUMMED = 1e-50, 1e-26, 1e-13
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,7 +74,7 @@ class CKAMatrix:
                 r, c = np.unravel_index(at, others.shape)
                 text += f" {word} alike are {self.rows[r]} and {self.columns[c]}, {others[r, c]:.3f}."
         flat = [str(name) for name, row in zip(self.rows, self.values, strict=True) if np.isnan(row).all()]
-        return text + (f" {', '.join(flat)}: the same for every token, so not defined." if flat else "")
+        return text + (f" {', '.join(flat)}: do not vary enough over the tokens, so not defined." if flat else "")
 
 
 class CKASums:
@@ -112,7 +114,7 @@ class CKASums:
             self._names = names
             self._cross = np.zeros((len(grams), len(others)))
             self._own = (np.zeros(len(grams)), np.zeros(len(others)))
-            self._scales = (np.zeros(len(grams)), np.zeros(len(others)))
+            self._scales = (np.zeros((len(grams), 2)), np.zeros((len(others), 2)))
         if names != self._names:
             raise _bad("a minibatch has other names than the first one", "a")
         norm = 1 / (n - 3)  # HSIC_1 = <U-centred K, L> / (n (n - 3)), weighed by n
@@ -128,7 +130,7 @@ class CKASums:
         if self._names is None:
             raise _bad("there is no minibatch yet; call update first", "update")
         own = [
-            np.where(o > _CONSTANT * scale * scale / self.n_tokens, o, np.nan)
+            np.where((o[:, None] > (_CENTRED, _CONSTANT) * scale**2 / self.n_tokens).all(axis=1), o, np.nan)
             for o, scale in zip(self._own, self._scales, strict=True)
         ]
         values = self._cross / np.sqrt(own[0][:, None] * own[1][None, :])
@@ -206,7 +208,7 @@ def linear_cka_streamed(chunks: Iterable[tuple[Any, Any]]) -> float:
     multiplications a token.
 
     Raises: ArgumentError for fewer than 4 tokens, chunks whose numbers of rows differ, values that are not finite, and
-    representations that are the same for every token.
+    representations that do not vary enough over the tokens: all the same, or all but one.
 
     >>> import numpy as np
     >>> from audiollm.analysis.cka import linear_cka_streamed
@@ -216,6 +218,7 @@ def linear_cka_streamed(chunks: Iterable[tuple[Any, Any]]) -> float:
     True
     """
     sums: tuple[PairSums, ...] = ()
+    whole = [0.0, 0.0]
     for x, y in chunks:
         x, y = matrix(x, "x"), matrix(y, "y")
         y = y.to(x.device)
@@ -229,13 +232,13 @@ def linear_cka_streamed(chunks: Iterable[tuple[Any, Any]]) -> float:
             sums, (x - shift_x, x - shift_x, y - shift_y), (x - shift_x, y - shift_y, y - shift_y), strict=True
         ):
             pair.update(p, q)
-        scale_x, scale_y = (float(v.square().sum(dim=1).mean()) for v in (x, y))
+        whole = [total + float(v.square().sum()) for total, v in zip(whole, (x, y), strict=True)]
     if not sums or sums[0].n < 4:
         raise _bad("debiased CKA needs 4 tokens or more", "x")
     xx, xy, yy = (pair.hsic() for pair in sums)
-    for name, own, scale in (("x", xx, scale_x), ("y", yy, scale_y)):
-        if not own > _CONSTANT * scale * scale:
-            raise _bad(f"{name} is the same for every token, so CKA is not defined", name)
+    for name, own, pair, squares in (("x", xx, sums[0], whole[0]), ("y", yy, sums[2], whole[1])):
+        if not (own > _SUMMED * pair.variance() ** 2 and own > _CONSTANT * (squares / pair.n) ** 2):
+            raise _bad(f"{name} does not vary enough over the tokens, so CKA is not defined", name)
     return xy / (xx * yy) ** 0.5
 
 

@@ -29,6 +29,11 @@ class PairSums:
         self._sums = terms if self.n == 0 else tuple(a + b for a, b in zip(self._sums, terms, strict=True))
         self.n += len(p)
 
+    def variance(self) -> float:
+        """Mean squared norm of the rows p less their mean."""
+        p, pp = self._sums[1], self._sums[6]
+        return float(pp - p @ p / self.n) / self.n
+
     def hsic(self) -> float:
         """HSIC_1 of all rows, at least 4: the diagonals of K and L are taken out of each term."""
         n, (cross, p, q, p_qq, q_pp, pp_qq, pp, qq) = self.n, self._sums
@@ -39,15 +44,18 @@ class PairSums:
 
 
 def u_centred(named: Mapping[Any, Any]) -> tuple[torch.Tensor, np.ndarray]:
-    """U-centred linear kernels (Szekely and Rizzo 2014) of R representations, and their mean squared norms, array [R].
+    """U-centred linear kernels (Szekely and Rizzo 2014) of R representations, and mean squared norms, array [R, 2].
+
+    The norms are of the rows less their mean, and of the rows as they are.
 
     The kernels are flat, [R, n * n]; the product of two is n (n - 3) HSIC_1. n is the same for all, 4 or more.
     """
     flat, scales = [], []
     for name, values in named.items():
         x = matrix(values, str(name))
-        scales.append(float(x.square().sum(dim=1).mean()))
+        whole = float(x.square().sum(dim=1).mean())
         x = x - x.mean(dim=0)
+        scales.append((float(x.square().sum(dim=1).mean()), whole))
         n = len(x)
         gram = (x @ x.T).fill_diagonal_(0)
         means = gram.sum(dim=0) / (n - 2)

@@ -19,11 +19,15 @@ from tqdm.auto import tqdm
 
 from ..errors import ArgumentError
 from ..observe import LIMIT_BYTES
-from ..rows import Rows, with_rows
+from ..rows import Rows
 
 if TYPE_CHECKING:
     from ..batch import PreparedBatch
     from ..session import Session
+
+
+# Arrays of vocabulary size that exist at a time: logits, log-probabilities, probabilities and their entropies, in float32.
+_ARRAYS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,11 +123,11 @@ def logit_lens(
     numbers = _layer_numbers(session, layers)
     ids, names = _word_ids(session, words)
     points = [f"resid[{layer}]" for layer in numbers]
-    seen = session.capture(batch, points, tokens, seconds, source, limit_bytes=limit_bytes)
     size = session.model.config.get_text_config().vocab_size
     if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= size:
         raise ArgumentError(f"top_k is {top_k!r}; pass 1..{size}", code="bad_argument", source="top_k")
-    block = max(1, int(chunk_bytes) // (3 * 4 * size))  # logits, log-probabilities and one more at a time
+    block = max(1, int(chunk_bytes) // (_ARRAYS * 4 * size))
+    seen = session.capture(batch, points, tokens, seconds, source, limit_bytes=limit_bytes)
     found: list[list[np.ndarray]] = []
     for point in tqdm(points, desc="logit lens", unit="layer", disable=None):
         parts = [_read(session, states, ids, top_k) for states in seen[point].values.split(block)]
@@ -135,7 +139,7 @@ def logit_lens(
     assert rows is not None
     return LogitLens(
         numbers,
-        with_rows(rows),
+        rows,
         top_ids,
         top_probs,
         entropy,
@@ -151,11 +155,10 @@ def logit_lens(
 def _read(session: Session, states: torch.Tensor, ids: Sequence[int], top_k: int) -> tuple[np.ndarray, ...]:
     """States [m, D] -> top ids and probabilities [m, k], entropy [m], word probabilities and ranks [m, W]."""
     adapter = session._adapter
-    states = states.to(device=session.device, dtype=session.dtype)
-    logits = adapter.head()(adapter.final_norm()(states[None]))[0].float()
-    logprobs = logits.log_softmax(-1)
+    states = states.to(next(adapter.final_norm().parameters()))
+    logprobs = adapter.head()(adapter.final_norm()(states[None]))[0].float().log_softmax(-1)
     top = logprobs.topk(top_k, dim=-1)
-    entropy = -(logprobs.exp() * logprobs).nan_to_num(0.0).sum(-1)
+    entropy = torch.special.entr(logprobs.exp()).sum(-1)
     chosen = logprobs[:, list(ids)]
     ranks = torch.stack([(logprobs > column[:, None]).sum(-1) for column in chosen.unbind(1)], 1) if ids else chosen
     return tuple(

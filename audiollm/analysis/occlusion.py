@@ -233,8 +233,8 @@ class _EmbeddingRun:
 
         def replaced(new: torch.Tensor) -> Callable[[torch.Tensor, Rows], torch.Tensor]:
             def edit(values: torch.Tensor, rows: Rows) -> torch.Tensor:
-                mine = rows.source % len(self.batch.slots) == self.number
-                at = np.flatnonzero(mine & inside[rows.sample_index, rows.token])
+                mine = np.flatnonzero(rows.source % len(self.batch.slots) == self.number)
+                at = mine[inside[rows.sample_index[mine], rows.token[mine]]]
                 taken = new[torch.from_numpy(rows.token[at]).to(new.device)]
                 return values.index_put((torch.from_numpy(at).to(values.device),), taken.to(values))
 

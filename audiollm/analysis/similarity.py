@@ -218,7 +218,7 @@ def average_over(values: Any, intervals: Any, onto: np.ndarray) -> tuple[np.ndar
 
     `values` [U, D] with seconds `intervals` [U, 2]; `onto` [V, 2] ascending seconds. Each token counts by the seconds it
     shares with an interval; the second array says how many seconds of it the tokens cover, and rows with none are 0.
-    Raises: ArgumentError for values and intervals of different length.
+    Raises: ArgumentError for values and intervals of different length, and for intervals that overlap.
 
     >>> import numpy as np
     >>> from audiollm.analysis.similarity import average_over
@@ -229,6 +229,8 @@ def average_over(values: Any, intervals: Any, onto: np.ndarray) -> tuple[np.ndar
     seconds, onto = token_seconds(intervals)[0], token_seconds(onto)[0]
     if len(values) != len(seconds):
         raise _bad(f"there are {len(values)} states and {len(seconds)} token intervals", "intervals")
+    if any((spans[:-1, 1] - spans[1:, 0] > 1e-9).any() for spans in (seconds, onto)):  # a rounding is no overlap
+        raise _bad("the intervals overlap; average over ascending ones side by side", "onto")
     points = np.unique(np.concatenate([seconds.ravel(), onto.ravel()]))
     middles, lengths = (points[1:] + points[:-1]) / 2, np.diff(points)
     token, into = (np.searchsorted(spans[:, 0], middles, side="right") - 1 for spans in (seconds, onto))

@@ -5,8 +5,9 @@ Names load when they are first used: the processes that prepare audio start from
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
 
 if TYPE_CHECKING:
     from .arrays import Arrays
@@ -28,11 +29,4 @@ _HOME = {
 __all__ = ["Arrays", "Clip", "ManifestError", "Run", "RunError", "UnknownClipError", "extract", "open_run"]
 
 
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -248,7 +248,7 @@ class MusicFlamingo(Family):
             return Point(name, ("U", size), None, module, side, "audio", (size,), _window_layout)
 
         blocks = [
-            Point(f"encoder.block[{i}]", ("U", 2, width), None, block, "out", "audio", (2, width), _window_layout, 2)
+            Point(f"encoder.block[{i}]", ("U", 2, width), None, block, "out", "audio", (2, width), _window_layout)
             for i, block in enumerate(tower.layers)
         ]
         return [

@@ -20,6 +20,12 @@ def activation(seen: Activation, n_dimensions: int = 24) -> Figure:
 
     Returns a matplotlib Figure that belongs to no window. Raises: ArgumentError where the rows are of several sources
     (take `seen.source(k)`), of text, or not known.
+
+    >>> from audiollm import Request, demo
+    >>> session = demo.load("moss_music")
+    >>> batch = session.prepare([Request("Which instrument?", [demo.clips()["bass"]])])
+    >>> activation(session.capture(batch, "resid[3]", source=0)["resid[3]"]).axes[1].get_xlabel()
+    'seconds of the source'
     """
     rows = seen.known_rows()
     edges = seconds_edges(rows.source, rows.start_s, rows.end_s)

@@ -20,6 +20,13 @@ def attention(result: AttentionOverTime, query: int = 0, step_s: float = 0.25) -
 
     Returns a matplotlib Figure that belongs to no window, one panel a source. Raises: ArgumentError for a request
     without audio, or a query that is not there.
+
+    >>> from audiollm import Request, demo
+    >>> from audiollm.analysis import attention_over_time
+    >>> session = demo.load("moss_music")
+    >>> batch = session.prepare([Request("Which instrument?", [demo.clips()["bass"]])])
+    >>> len(attention(attention_over_time(session, batch, "bass")[0]).axes)
+    3
     """
     if not len(result.sources):
         raise ArgumentError(

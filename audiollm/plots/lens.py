@@ -18,6 +18,13 @@ def lens(result: LogitLens, word: int | None = None) -> Figure:
 
     Returns a matplotlib Figure that belongs to no window. Raises: ArgumentError where rows are of several sources (take
     `result.source(k)`) or of none, or the word is not one of the result's.
+
+    >>> from audiollm import Request, demo
+    >>> from audiollm.analysis import logit_lens
+    >>> session = demo.load("moss_music")
+    >>> batch = session.prepare([Request("Which instrument?", [demo.clips()["bass"]])])
+    >>> lens(logit_lens(session, batch, words=["bass"]), word=0).axes[0].get_xlabel()
+    'seconds of the source'
     """
     edges = seconds_edges(result.rows.source, result.rows.start_s, result.rows.end_s)
     if word is not None and not 0 <= word < len(result.words):
