@@ -57,6 +57,7 @@ class Context:
         self.fired: set[str] = set()
         self.open = self.told = self.asleep = False
         self.thread = 0
+        self.logits_kept: int | None = None
         self.batch: PreparedBatch | None = None
         self._start()
 
@@ -189,7 +190,7 @@ class Context:
         self.columns = 0
         self.width = 0
         self.kept: int | torch.Tensor = 0
-        self.logits_kept: int | None = None
+        self.logits_kept = None
         self.attention: torch.Tensor | None = None
         self.over: np.ndarray | None = None
         self.counts: dict[str, int] = {}

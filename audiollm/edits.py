@@ -316,7 +316,7 @@ def _checked_steps(steps: Any) -> Any:
         return frozenset()
     if isinstance(steps, str) and steps == "all":
         return "all"
-    numbers = list(steps) if hasattr(steps, "__iter__") and not isinstance(steps, str) else [None]
+    numbers: list[Any] = list(steps) if hasattr(steps, "__iter__") and not isinstance(steps, str) else [None]
     if not all(is_whole(step) and step >= 1 for step in numbers):
         raise ArgumentError(
             f"steps is {steps!r}; pass None (the prompt only), 'all', or numbers from 1",

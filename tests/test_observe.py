@@ -550,6 +550,7 @@ def test_a_direct_call_after_an_interrupted_one_is_seen_whole(session, batch):
             session.model(**batch.inputs, position_ids=positions(batch))
         handle.remove()
         session.model(**batch.inputs, position_ids=positions(batch))
+    assert len(seen.calls) == 2
     assert torch.equal(seen["resid[1]"].values, session.capture(batch, "resid[1]")["resid[1]"].values)
 
 
@@ -627,12 +628,12 @@ def test_a_block_opened_meanwhile_in_another_thread_leaves_a_call_alone(session,
         inside.set()
         assert opened.wait(20)
 
-    handle = session._adapter.decoder().register_forward_pre_hook(wait)
+    handle = session._adapter.points()["projected"].module.register_forward_pre_hook(wait)
     found: list = []
     worker = threading.Thread(target=lambda: found.append(session.forward(batch).logits))
     worker.start()
     assert inside.wait(20)
-    with session.observe(["resid[1]", "logits"], source=0, must_fire=False) as seen:
+    with session.observe(["resid[1]", "projected"], source=0, must_fire=False) as seen:
         opened.set()
         worker.join(30)
         handle.remove()

@@ -184,7 +184,7 @@ class _Taking(Context):
         self, session: Session, batch: PreparedBatch, layers: Sequence[int], columns: Sequence[Sequence[int]]
     ) -> None:
         super().__init__(session, (), Selection(), batch, must_fire=False)
-        self.blocks = session._adapter.blocks()
+        self.blocks: Sequence[Any] = session._adapter.blocks()
         self.layers, self.queries = sorted(set(layers)), columns
         self.found: dict[int, list[torch.Tensor]] = {}
         self.heads: dict[str, torch.Tensor] = {}

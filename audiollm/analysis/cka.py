@@ -130,7 +130,7 @@ class CKASums:
         if self._names is None:
             raise _bad("there is no minibatch yet; call update first", "update")
         own = [
-            np.where((o[:, None] > (_CENTRED, _CONSTANT) * scale**2 / self.n_tokens).all(axis=1), o, np.nan)
+            np.where((o[:, None] > np.array([_CENTRED, _CONSTANT]) * scale**2 / self.n_tokens).all(axis=1), o, np.nan)
             for o, scale in zip(self._own, self._scales, strict=True)
         ]
         values = self._cross / np.sqrt(own[0][:, None] * own[1][None, :])
