@@ -83,6 +83,19 @@ class Place(NamedTuple):
     end_s: float
 
 
+class Moment(NamedTuple):
+    """One second of a source in every unit: its mel frame, encoder window, audio token, and column of the padded prompt.
+
+    A unit that does not cover the second (the last few milliseconds of a source) is None.
+    """
+
+    second: float
+    frame: int | None
+    window: int | None
+    token: int | None
+    position: int | None
+
+
 @dataclass(frozen=True, eq=False)
 class SourceTimeline:
     """The clocks of one source of one request.
@@ -182,6 +195,25 @@ class SourceTimeline:
         """The token at a column of the padded prompt, or None where the column is not of this source."""
         k = int(np.searchsorted(self.positions, position))
         return k if k < self.n_tokens and self.positions[k] == position else None
+
+    def at(self, second: float) -> Moment:
+        """A second of the source in every unit. Raises ArgumentError (a ValueError) outside [0, used_s]."""
+        token = self.time_to_token(second)
+        sample = min(self._second_to_sample(second), self.n_samples - 1)
+        frame, window = sample // self.clock.samples_per_frame, sample // self.clock.samples_per_window
+        return Moment(
+            second,
+            frame if frame < self.n_frames else None,
+            window if window < len(self._windows) else None,
+            token,
+            None if token is None else self.token_to_position(token),
+        )
+
+    def tokens_within(self, start_s: float, end_s: float) -> tuple[int, int] | None:
+        """The first and the last token whose centre lies in [start_s, end_s), or None where none does."""
+        centres = self.token_intervals().mean(axis=1)
+        first, end = np.searchsorted(centres, (start_s, end_s))
+        return (int(first), int(end) - 1) if end > first else None
 
     def windows(self) -> tuple[Window, ...]:
         """The encoder's windows over the source, in order."""

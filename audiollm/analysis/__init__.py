@@ -7,6 +7,7 @@ from .attention import AttentionOverTime, attention_over_time
 from .cka import CKAMatrix, cka, linear_cka, linear_cka_streamed
 from .comparison import session_cka
 from .control import random_control
+from .effects import EditEffect, NextToken, edit_effect
 from .extraction import probe_session
 from .gradients import Attribution, gradient_x_input, integrated_gradients
 from .labels import TokenLabels, label_tokens
@@ -23,8 +24,10 @@ __all__ = [
     "AttentionOverTime",
     "Attribution",
     "CKAMatrix",
+    "EditEffect",
     "LayerNorms",
     "LogitLens",
+    "NextToken",
     "Occlusion",
     "PatchGrid",
     "ProbeResult",
@@ -38,6 +41,7 @@ __all__ = [
     "answered",
     "attention_over_time",
     "cka",
+    "edit_effect",
     "gradient_x_input",
     "integrated_gradients",
     "label_tokens",

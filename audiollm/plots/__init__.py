@@ -5,19 +5,23 @@ from __future__ import annotations
 from .activation import activation
 from .attention import attention
 from .attribution import attribution_curve, occlusion_curve
+from .effects import effect_map, next_token_bars
 from .lens import lens
 from .overview import overview
 from .patching import patching_map
 from .probing import probe_curve, probe_timeline
 from .similarity import cka_heatmap, self_similarity_matrix, stem_retrieval_curve
 from .steering import steering_report
+from .timeline import timeline
 
 __all__ = [
     "activation",
     "attention",
     "attribution_curve",
     "cka_heatmap",
+    "effect_map",
     "lens",
+    "next_token_bars",
     "occlusion_curve",
     "overview",
     "patching_map",
@@ -26,4 +30,5 @@ __all__ = [
     "self_similarity_matrix",
     "steering_report",
     "stem_retrieval_curve",
+    "timeline",
 ]

@@ -23,10 +23,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = os.environ.get("AUDIOLLM_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome") or ""
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
-    "--disable-sync --mute-audio --autoplay-policy=no-user-gesture-required"
-).split()
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--mute-audio", "--autoplay-policy=no-user-gesture-required"),
+]
 SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},
@@ -34,7 +34,7 @@ SETTINGS = {
 }
 FIRST_ERROR = """[...window.jupyterapp.shell.currentWidget.content.model.cells]
     .flatMap(c => c.type === 'code' ? c.sharedModel.outputs : []).find(o => o.output_type === 'error')"""
-KERNEL = "window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel"
+KERNEL = "window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel"
 PROMPTS = "[...document.querySelectorAll('.jp-Notebook .jp-CodeCell .jp-InputPrompt')].map(x => x.innerText.trim())"
 
 
