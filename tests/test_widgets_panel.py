@@ -248,3 +248,14 @@ def test_dark_pictures_differ_and_pictures_are_the_same_every_time(figure):
     light = rendered(figure)
     assert light == rendered(figure)
     assert rendered(figure, dark=True) != light
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_panel_that_its_constructor_refused_is_let_go_in_silence():
+    class Refusing(Trial):
+        def __init__(self) -> None:
+            raise ArgumentError("no", code="bad_argument", source="x")
+
+    with pytest.raises(ArgumentError):
+        Refusing()
+    gc.collect()

@@ -37,6 +37,7 @@ class Panel(ipywidgets.VBox):
     busy = traitlets.Bool(False)
     failure = traitlets.Instance(Exception, allow_none=True)
     heading = ""
+    _closed = True  # until it is made: ipywidgets also closes what its constructor refused
 
     def __init__(self, children: Sequence[ipywidgets.Widget]) -> None:
         self._lock = threading.RLock()
