@@ -41,14 +41,19 @@ class Voice:
 
 @dataclass(frozen=True)
 class Bank:
-    """All cells [N, CELL] int16, and where each voice is among them."""
+    """All cells [N, CELL] int16, their peaks [N] at full scale 1.0, and where each voice is among them."""
 
     cells: np.ndarray
+    peaks: np.ndarray
     index: dict[Voice, int]
 
-    def sound(self, voice: Voice) -> np.ndarray:
-        """The cell of a voice, [CELL] float32 at full scale 1.0."""
-        return self.cells[self.index[voice]].astype(np.float32) / 32_768
+    def sound(self, voice: Voice, n: int) -> np.ndarray:
+        """The first `n` samples of a voice's cell, float32 at full scale 1.0."""
+        return self.cells[self.index[voice], :n].astype(np.float32) / 32_768
+
+    def peak(self, voice: Voice) -> float:
+        """The loudest sample of a voice's cell."""
+        return float(self.peaks[self.index[voice]])
 
 
 def every_voice() -> list[Voice]:
@@ -70,9 +75,12 @@ def open_bank(folder: Path, sound_font: Path = SOUND_FONT) -> Bank:
     told = json.dumps([[v.program, v.pitch, v.velocity, v.is_drum] for v in voices])
     if not path.is_file() or (folder / "voices.json").read_text() != told:
         folder.mkdir(parents=True, exist_ok=True)
-        np.save(path, _rendered(voices, sound_font))
+        cells = _rendered(voices, sound_font)
+        np.save(path, cells)
+        np.save(folder / "peaks.npy", np.abs(cells).max(axis=1) / np.float32(32_768))
         (folder / "voices.json").write_text(told)
-    return Bank(np.load(path, mmap_mode="r"), {voice: i for i, voice in enumerate(voices)})
+    peaks = np.load(folder / "peaks.npy")
+    return Bank(np.load(path, mmap_mode="r"), peaks, {voice: i for i, voice in enumerate(voices)})
 
 
 def _rendered(voices: list[Voice], sound_font: Path) -> np.ndarray:

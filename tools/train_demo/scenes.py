@@ -184,9 +184,8 @@ def mixed(bank: Bank, events: list[Event], n_samples: int) -> np.ndarray:
         n = min(CELL, round(event.length_s * SAMPLE_RATE), n_samples - start)
         if n < 32:
             continue
-        cell = bank.sound(event.voice)
-        level = 0.8 if event.voice.is_drum else 0.16 / max(float(np.abs(cell).max()), 0.01)
-        sound = cell[:n] * np.float32(level * event.gain)
+        level = 0.8 if event.voice.is_drum else 0.16 / max(bank.peak(event.voice), 0.01)
+        sound = bank.sound(event.voice, n) * np.float32(level * event.gain)
         fade = min(n, 480)
         sound[-fade:] *= np.linspace(1, 0, fade, dtype=np.float32)
         out[start : start + n] += sound

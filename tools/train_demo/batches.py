@@ -1,0 +1,75 @@
+"""What one step learns from: a few groups of scenes of like length, drawn by the step's number.
+
+A group is run at once, so its clips should be equally long: those under 4 s are exactly so (MOSS-Music then runs its tower
+once), longer ones within 15 %. Lengths are log-uniform; in the first part of training they end at 4 s, then at 12 s, and
+some at 36 s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .bank import Bank
+from .questions import MULTIPLE, SINGLE, Scene, draw, least_s, text_scene
+from .scenes import Palette, Studio
+
+GROUP_S = 26.0  # seconds of audio in a group
+QUESTIONS_S = 1.0  # what a clip's questions cost, in seconds of audio
+SHARES = {"note": 0.30, "chord": 0.26, "melody": 0.13, "tempo": 0.11, "onset": 0.20}
+SHARES_MULTIPLE = {"pair": 0.55, "stems": 0.27, "triple": 0.18}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What lengths are drawn at some part (0-1) of the training."""
+
+    longest_s: float
+    share_multiple: float
+    share_windows: float
+
+
+def phase_at(part: float) -> Phase:
+    """Short clips first, then all lengths."""
+    if part < 0.12:
+        return Phase(4.0, 0.15, 0.0)
+    return Phase(12.0, 0.28, 0.0 if part < 0.3 else 0.05)
+
+
+def groups(bank: Bank, seed: int, step: int, part: float, n_groups: int = 2) -> list[list[Scene]]:
+    """The groups of one step, the same for the same arguments."""
+    rng = np.random.default_rng([seed, step])
+    studio = Studio(bank, Palette(), rng)
+    made = [_group(studio, phase_at(part)) for _ in range(n_groups)]
+    if step % 4 == 0:
+        made[0] += [text_scene(studio) for _ in range(2)]
+    return made
+
+
+def _group(studio: Studio, phase: Phase) -> list[Scene]:
+    rng = studio.rng
+    multiple = studio.chance(phase.share_multiple)
+    if not multiple and studio.chance(phase.share_windows):
+        length = studio.between(12.0, 36.0)
+    else:
+        length = float(np.exp(rng.uniform(np.log(0.6), np.log(phase.longest_s))))
+    shares = SHARES_MULTIPLE if multiple else SHARES
+    kinds = [kind for kind in (MULTIPLE if multiple else SINGLE) if least_s(kind) <= length]
+    weights = np.array([shares[kind] for kind in kinds])
+    if length > 12:
+        weights = np.where(np.array(kinds) == "onset", 2 * weights, weights)
+    sources = 2.2 if multiple else 1.0
+    n = int(np.clip(GROUP_S / (length * sources + QUESTIONS_S), 1, 32))
+    scenes = []
+    for _ in range(n):
+        kind = str(rng.choice(kinds, p=weights / weights.sum()))
+        this = length if length < 4 else max(4.0, length * studio.between(0.85, 1.0))
+        scenes.append(_shuffled(draw(studio, kind, this), rng))
+    return scenes
+
+
+def _shuffled(scene: Scene, rng: np.random.Generator) -> Scene:
+    """The scene with its questions in another order, since only the first four are asked."""
+    order = rng.permutation(len(scene.asked))
+    return Scene(scene.kind, scene.clips, scene.opening, tuple(scene.asked[i] for i in order))

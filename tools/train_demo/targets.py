@@ -1,0 +1,82 @@
+"""What every audio token is told while training, and nothing of it is kept: pitches, family, drums, onsets, tempo, chord, clock.
+
+One linear map from the projected embeddings [U, 160] to `N_OUT` numbers a token. With it pitch class is well above chance
+after three minutes; without it, it is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from .instruments import FAMILIES, HIGHEST, HITS, LOWEST
+from .scenes import TEMPI, Clip
+
+N_PITCHES = HIGHEST - LOWEST + 1
+N_CLOCK, CLOCK_S = 72, 0.5
+_BINARY = N_PITCHES + len(FAMILIES) + 4  # roll, families, kick, snare, cymbal, a note's onset
+# Classes a token, each with its number of classes; -100 where there is nothing to say.
+CLASSES = {"tempo": 3, "quality": 2, "root": 12, "direction": 2, "clock": N_CLOCK}
+N_OUT = _BINARY + sum(CLASSES.values())
+_WEIGHTS = {"tempo": 0.3, "quality": 0.5, "root": 0.3, "direction": 0.3, "clock": 0.1}
+_KICK, _SNARE = HITS["kick"], HITS["snare"]
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Binary targets [U, _BINARY] float32 and classes [U, 5] int64 of some tokens."""
+
+    binary: np.ndarray
+    classes: np.ndarray
+
+
+def targets_of(clip: Clip, n_tokens: int, token_s: float) -> Targets:
+    """The targets of one clip's tokens."""
+    times = np.arange(n_tokens) * token_s
+    binary = np.zeros((n_tokens, _BINARY), dtype=np.float32)
+    families = {family.name: N_PITCHES + i for i, family in enumerate(FAMILIES)}
+    drums = N_PITCHES + len(FAMILIES)
+    for event in clip.events:
+        first = int(event.start_s / token_s)
+        if event.voice.is_drum:
+            kind = 0 if event.voice.pitch == _KICK else 1 if event.voice.pitch == _SNARE else 2
+            binary[first : first + max(1, round(0.08 / token_s)), drums + kind] = 1
+            continue
+        last = max(first + 1, int((event.start_s + min(event.length_s, 2.2)) / token_s))
+        binary[first:last, event.voice.pitch - LOWEST] = 1
+        binary[first:last, families[event.family]] = 1
+        binary[first : first + 1, drums + 3] = 1
+    facts = clip.facts
+    whole = {
+        "tempo": list(TEMPI).index(facts["tempo"]) if "tempo" in facts else -100,
+        "quality": ("major", "minor").index(facts["quality"]) if "quality" in facts else -100,
+        "root": _root(clip) if "quality" in facts or "note" in facts else -100,
+        "direction": ("rising", "falling").index(facts["direction"]) if "direction" in facts else -100,
+    }
+    classes = np.full((n_tokens, len(CLASSES)), -100, dtype=np.int64)
+    sounding = binary[:, :N_PITCHES].any(axis=1)
+    for i, (name, value) in enumerate(whole.items()):
+        where = sounding if name in ("quality", "root") else slice(None)
+        classes[where, i] = value
+    classes[:, 4] = np.minimum(times / CLOCK_S, N_CLOCK - 1)
+    return Targets(binary, classes)
+
+
+def _root(clip: Clip) -> int:
+    return min(event.voice.pitch for event in clip.events if not event.voice.is_drum) % 12
+
+
+def loss(out: torch.Tensor, binary: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    """The auxiliary loss of `out` [U, N_OUT], one number."""
+    each = functional.binary_cross_entropy_with_logits(out[:, :_BINARY], binary, reduction="none").mean(0)
+    total = 0.25 * each[:N_PITCHES].sum() + 0.4 * each[N_PITCHES:].sum()
+    start = _BINARY
+    for i, (name, n) in enumerate(CLASSES.items()):
+        said, told = out[:, start : start + n], classes[:, i]
+        start += n
+        if bool((told >= 0).any()):
+            total = total + _WEIGHTS[name] * functional.cross_entropy(said, told, ignore_index=-100)
+    return total
