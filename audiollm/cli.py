@@ -1,5 +1,5 @@
-"""The command line: `demo` checks an installation, `inspect` looks at a snapshot, `doctor` at the machine; `decode` and
-`encode` run the codec; `extract` runs a corpus.
+"""The command line: `lab` opens the tutorials, `demo` checks an installation, `inspect` looks at a snapshot, `doctor` at the
+machine; `decode` and `encode` run the codec; `extract` runs a corpus.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from pathlib import Path
 from .codec import cli as codec
 from .corpus import cli as corpus
 from .errors import ArgumentError, AudioLLMError
+from .lab import FOLDER, copy_to, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. Errors of this package are printed as one line."""
-    arguments = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    given, behind = _split(given) if given[:1] == ["lab"] else (given, [])
+    arguments = _parser().parse_args(given, argparse.Namespace(behind=behind))
     try:
         return arguments.run(arguments)
     except AudioLLMError as error:
@@ -27,9 +30,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _split(given: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before `--`, and what behind it, which is JupyterLab's."""
+    at = given.index("--") if "--" in given else len(given)
+    return given[:at], given[at + 1 :]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="audiollm", description="Look inside audio language models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    lab = commands.add_parser(
+        "lab",
+        help="copy the tutorials and demo clips to a folder and open JupyterLab there",
+        usage="%(prog)s [-h] [--copy-only] [DIR] [-- JUPYTER ARGUMENTS]",
+    )
+    lab.add_argument("folder", nargs="?", type=Path, default=Path(FOLDER), metavar="DIR", help="(%(default)s)")
+    lab.add_argument("--copy-only", action="store_true", help="copy, and open nothing")
+    lab.set_defaults(run=_lab)
 
     demo = commands.add_parser("demo", help="run the main job on the embedded small models and write a page about it")
     demo.add_argument("--out", type=Path, default=Path("audiollm-demo.html"), help="the page to write (%(default)s)")
@@ -45,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     codec.add_parsers(commands)
     corpus.add_parser(commands)
     return parser
+
+
+def _lab(arguments: argparse.Namespace) -> int:
+    copied = copy_to(arguments.folder)
+    print(copied)
+    return 0 if arguments.copy_only else run(copied.folder, arguments.behind)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
