@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +19,11 @@ import torch
 
 from . import edits
 from .calls import Context, undisturbed
-from .edits import Editing, Moment, _fitting
+from .edits import Editing, Moment, _fitting, _identities
 from .errors import ArgumentError
-from .observe import LIMIT_BYTES, Observation, Observing
+from .observe import Observation, Observing
 from .points import Point, resolve
-from .rows import Rows, Selection
+from .rows import Rows, Selection, prompt_rows
 
 if TYPE_CHECKING:
     from .batch import PreparedBatch
@@ -67,19 +67,21 @@ class Attachment:
     def check(self, session: Session, batch: PreparedBatch) -> Attachment:
         """Itself, where it fits. Raises: ArgumentError with the engine's message, before any model runs.
 
-        That is: for an unknown act, place or selection, rows that the batch does not have, a vector of another width, and
-        what an act needs and was not given.
+        That is: for an unknown act, place or selection, rows that the batch does not have, a vector or rows of a donor of
+        another size, another batch to swap with that has other rows, and what an act needs and was not given.
         """
         points, chosen = self._points(session), self._selection()
-        seen = Observing(session, points, chosen, limit_bytes=LIMIT_BYTES if self.act == "observe" else 1 << 62)
-        seen.begin(batch)
         if self.act == "observe":
+            ObservingHere(session, points, chosen).begin(batch)
             return self
-        Editing(session, {self.point: self._edit(None)}, {self.point: points}, chosen, batch, self.steps)
+        values = self._stand_in(batch, points[0]) if self.act == "replace" else None
+        block = EditingHere(session, {self.point: self._edit(values)}, {self.point: points}, chosen, batch, self.steps)
+        block.donors = self._donors(session, points)
+        block.begin(batch)
+        given = self._tensor() if self.act == "add" else values
         for point in points:
-            count = int((seen.chosen_audio if point.axis == "audio" else seen.chosen).sum())
-            given = self._given(seen, batch, point)
             if given is not None and point.width is not None:
+                count = int((block.chosen_audio if point.axis == "audio" else block.chosen).sum())
                 rows = torch.empty(count, *point.width, device="meta")
                 _fitting(given, rows, "vector" if self.act == "add" else "values", _moment(count))
         return self
@@ -89,17 +91,30 @@ class Attachment:
 
         For "replace" the donor's rows are computed here, by one prefill without the edits of open blocks.
         """
-        points, chosen = self._points(session), self._selection()
+        points, chosen = self.check(session, batch)._points(session), self._selection()
         if self.act == "observe":
             return ObservingHere(session, points, chosen, batch, must_fire=False)
         values = None
         if self.act == "replace":
             with undisturbed(session):
-                where = (self.point, self.tokens, self.seconds, self.donor)
-                seen = session.capture(batch, *where, device=None)
+                seen = session.capture(batch, self.point, self.tokens, self.seconds, self.donor, device=None)
             values = seen[points[0].name].values
         edit = self._edit(values)
         return EditingHere(session, {self.point: edit}, {self.point: points}, chosen, batch, self.steps, False)
+
+    def code(self, session: Session, vector: str = "vector", other: str = "other_batch") -> str:
+        """The expression that makes a block of the same, from `session`, `batch`, `edits`, and names for what it holds."""
+        where = self._arguments() + ", must_fire=False"
+        if self.act == "observe":
+            return f"session.observe({self.point!r}{where})"
+        edit = {"scale": f"scale({self._number()!r})", "add": f"add({vector}, {self._number()!r})", "swap": f"swap({other})"}
+        if self.act == "add" and isinstance(getattr(self.vector, "vector", None), torch.Tensor):
+            edit["add"] = f"add({vector}.vector, {self._number()!r})"  # a SteeringVector
+        if self.act == "replace":
+            name = self._points(session)[0].name
+            donor = replace(self, source=self.donor, steps=None)._arguments()
+            edit["replace"] = f"replace(session.capture(batch, {self.point!r}{donor})[{name!r}].values)"
+        return f"session.edit({{{self.point!r}: edits.{edit.get(self.act, self.act + '()')}}}{where})"
 
     def describe(self) -> str:
         """What is done where and for which tokens, in words."""
@@ -111,15 +126,15 @@ class Attachment:
         }.get(self.act, self.act)
         return f"{self.point}: {done}, {self._where()}"
 
-    def arguments(self) -> str:
+    def __repr__(self) -> str:
+        return f"Attachment({self.describe()})"
+
+    def _arguments(self) -> str:
         """The arguments that choose its rows, as Python: `, tokens='audio', source=0`; empty where all are meant."""
         given = {"tokens": self.tokens, "seconds": self.seconds, "source": self.source}
         if self.act != "observe":
             given["steps"] = self.steps
         return "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
-
-    def __repr__(self) -> str:
-        return f"Attachment({self.describe()})"
 
     def _where(self) -> str:
         tokens = "all tokens" if self.tokens is None else f"{self.tokens} tokens"
@@ -129,14 +144,23 @@ class Attachment:
         seconds = "" if self.seconds is None else f" in {self.seconds[0]:.2f}-{self.seconds[1]:.2f} s"
         return f"{tokens}{source}{seconds}" + (" and generated ones" if self.steps and self.act != "observe" else "")
 
-    def _given(self, seen: Observing, batch: PreparedBatch, point: Point) -> torch.Tensor | None:
-        """What is put at a point of a batch, or a stand-in of its shape; None where that is always right."""
-        if self.act == "add":
-            return self._tensor()
-        if self.act == "replace" and point.width is not None:
-            donors = int(Selection.of(self.tokens, self.seconds, self.donor).mask(seen.prompt, batch).sum())
-            return torch.empty(donors, *point.width, device="meta")
-        return None
+    def _stand_in(self, batch: PreparedBatch, point: Point) -> torch.Tensor | None:
+        """A tensor without values, of the shape of the donor's rows; None where a row's shape is not known."""
+        if point.width is None:
+            return None
+        rows = Selection.of(self.tokens, self.seconds, self.donor).mask(prompt_rows(batch), batch)
+        return torch.empty(int(rows.sum()), *point.width, device="meta")
+
+    def _donors(self, session: Session, points: Sequence[Point]) -> dict[str, np.ndarray]:
+        """What rows of the other batch a swap would put in, by point; empty for other acts."""
+        if self.act != "swap" or self.other is None:
+            return {}
+        session._check_batch(self.other)
+        its = EditingHere(session, {self.point: edits.zero()}, {self.point: points}, self._selection())
+        its.donors = {}
+        its.begin(self.other)
+        rows = {"audio": its.audio[its.chosen_audio], "prompt": its.prompt[its.chosen]}
+        return {point.name: _identities(rows[point.axis], self.other) for point in points}
 
     def _points(self, session: Session) -> tuple[Point, ...]:
         if self.act not in ACTS:

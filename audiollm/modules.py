@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .errors import ArgumentError
+
 if TYPE_CHECKING:
     from .session import Session
+
+KINDS = ("all", "points", "modules")
 
 
 @dataclass(frozen=True)
@@ -28,17 +32,14 @@ class Parameter:
 class Place:
     """One place that can be observed.
 
-    `name`, of a point or a module path; `is_point`; `what`, the class of the module; `path`, where it is in
-    `session.model.named_modules()`; `side`, whether it is what the module is given ("in") or returns ("out"). A point has
-    `shape`, in the letters of `audiollm.points`, the `dtype` of its values and its `layer` number or None; a module has the
-    `parameters` of its own.
+    `name`, of a point or a module path of `session.model.named_modules()`; `is_point`; `what`, the class of the module. A
+    point has `shape`, in the letters of `audiollm.points`, the `dtype` of its values and its `layer` number or None; a module
+    has the `parameters` of its own.
     """
 
     name: str
     is_point: bool
     what: str
-    path: str
-    side: str
     shape: tuple[str | int, ...] = ()
     dtype: torch.dtype | None = None
     layer: int | None = None
@@ -63,6 +64,7 @@ def places(session: Session, text: str = "", kind: str = "all") -> tuple[Place, 
     """Points, then modules in the order of the tree, whose name holds `text` or matches it where it has `*` or `?`.
 
     `kind` "points" or "modules" leaves the others out. Case does not matter; brackets stand for themselves.
+    Raises: ArgumentError for another `kind`.
 
     >>> from audiollm import demo
     >>> session = demo.load("moss_music")
@@ -71,27 +73,20 @@ def places(session: Session, text: str = "", kind: str = "all") -> tuple[Place, 
     >>> places(session, "*q_proj", "modules")[0].describe()
     'audio_encoder.layers.0.self_attn.q_proj: Linear (weight [64, 64] float32; bias [64] float32)'
     """
-    modules = dict(session.model.named_modules())
+    if kind not in KINDS:
+        raise ArgumentError(
+            f"kind is {kind!r}; pass one of {', '.join(map(repr, KINDS))}", code="bad_argument", source="kind"
+        )
     found: list[Place] = []
     if kind != "modules":
-        paths = {id(module): path for path, module in modules.items()}
         found += [
-            Place(
-                point.name,
-                True,
-                type(point.module).__name__,
-                paths.get(id(point.module), ""),
-                point.side,
-                point.shape,
-                session.dtype,
-                point.layer,
-            )
+            Place(point.name, True, type(point.module).__name__, point.shape, session.dtype, point.layer)
             for point in session.points()
         ]
     if kind != "points":
         found += [
-            Place(path, False, type(module).__name__, path, "out", parameters=_own(module))
-            for path, module in modules.items()
+            Place(path, False, type(module).__name__, parameters=_own(module))
+            for path, module in session.model.named_modules()
             if path
         ]
     return tuple(place for place in found if _matches(place.name.lower(), text.strip().lower()))
