@@ -31,13 +31,28 @@ def snapshot(name: str = "music_flamingo") -> Path:
     return _folder() / name
 
 
-def load(name: str = "music_flamingo", device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Session:
-    """Load an embedded snapshot, on the CPU in float32 where nothing else is asked. Its weights are random."""
+def load(
+    name: str = "music_flamingo",
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    weights: str = "snapshot",
+) -> Session:
+    """Load an embedded snapshot, on the CPU in float32 where nothing else is asked.
+
+    With `weights="random"` it is the snapshot's twin: the same shape and tokenizer, every weight drawn at random at the
+    scale that it has, the same at every call; the control for probing. Raises: ArgumentError for another word.
+    """
     import torch
 
     from ..loading import load_model
+    from .twin import forget
 
-    return load_model(snapshot(name), device=device, dtype=torch.float32 if dtype is None else dtype)
+    if weights not in ("snapshot", "random"):
+        raise ArgumentError(f"weights={weights!r}; pass 'snapshot' or 'random'", code="bad_argument", source="weights")
+    session = load_model(snapshot(name), device=device, dtype=torch.float32 if dtype is None else dtype)
+    if weights == "random":
+        forget(session.model)
+    return session
 
 
 def clips() -> dict[str, Path]:

@@ -25,7 +25,9 @@ def main() -> None:
     train.add_argument("--seed", type=int, default=Plan.seed)
     train.add_argument("--threads", type=int, default=1)
     for command in (train,):
-        command.add_argument("--bank", type=Path, required=True, help="folder of the rendered notes; made where missing")
+        command.add_argument(
+            "--bank", type=Path, required=True, help="folder of the rendered notes; made where missing"
+        )
         command.add_argument("--sound-font", type=Path, default=SOUND_FONT)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)

@@ -8,7 +8,7 @@ Nothing here may change once a model was trained; no number of training is chose
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,12 +70,18 @@ def item(bank: Bank, task: str, number: int, windows: bool = False) -> Item:
 
 
 def items(
-    bank: Bank, tasks: tuple[str, ...] = TASKS, n: int = N_QUESTIONS, n_windows: int = N_WINDOWS
+    bank: Bank,
+    tasks: tuple[str, ...] = TASKS,
+    n: int = N_QUESTIONS,
+    n_windows: int = N_WINDOWS,
+    known: Container[tuple[str, bool, int]] = (),
 ) -> Iterator[Item]:
-    """The first `n` questions of each task and the first `n_windows` on clips of two windows, tasks taking turns."""
+    """The first `n` questions of each task and the first `n_windows` on clips of two windows, tasks taking turns.
+
+    Those in `known` (task, whether on two windows, number) are left out.
+    """
     for number in range(max(n, n_windows)):
         for task in tasks:
-            if number < n:
-                yield item(bank, task, number)
-            if number < n_windows and KINDS[task][0] in SINGLE:
-                yield item(bank, task, number, windows=True)
+            for windows, most in ((False, n), (True, n_windows if KINDS[task][0] in SINGLE else 0)):
+                if number < most and (task, windows, number) not in known:
+                    yield item(bank, task, number, windows)

@@ -119,7 +119,10 @@ class Pass:
             streams = [torch.cat([s.deepstack_projected[k] for s in sources]) for k in range(3)]
             return torch.cat([s.projected for s in sources]), streams
         sizes = [
-            (len(wave[i : i + WINDOW]), i // WINDOW) for row in waves for wave in row for i in range(0, len(wave), WINDOW)
+            (len(wave[i : i + WINDOW]), i // WINDOW)
+            for row in waves
+            for wave in row
+            for i in range(0, len(wave), WINDOW)
         ]
         return self._tower(flat, [-(-n // 160) for n, _ in sizes], [w for _, w in sizes]), []
 

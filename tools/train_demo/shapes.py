@@ -56,7 +56,12 @@ def write_folder(name: str, folder: Path) -> dict[str, Any]:
 def music_flamingo_config(ids: dict[str, int]) -> dict[str, Any]:
     """config.json of the small Music Flamingo: 2.4 M parameters."""
     config = tiny.music_flamingo_config(ids, N_IDS)
-    config["audio_config"] |= {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "num_hidden_layers": 4}
+    config["audio_config"] |= {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 4,
+    }
     text = LANGUAGE | {"num_key_value_heads": 5, "layer_types": ["full_attention"] * N_LAYERS}
     config["text_config"] |= text
     return config

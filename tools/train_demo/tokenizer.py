@@ -57,7 +57,15 @@ def corpus() -> Iterator[str]:
     for question, answer in TEXT:
         yield from [question, answer] * 4
     yield from [opening.replace("<audio>", "") for opening in ONE_SOURCE if opening] * 4
-    yield from ["You are a helpful assistant.", "system\n", "user\n", "assistant\n", "Audio 1: ", "Audio B: ", "Audio C: "] * 8
+    yield from [
+        "You are a helpful assistant.",
+        "system\n",
+        "user\n",
+        "assistant\n",
+        "Audio 1: ",
+        "Audio B: ",
+        "Audio C: ",
+    ] * 8
 
 
 def ids_of(folder: Path) -> Tokenizer:

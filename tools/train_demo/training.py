@@ -83,16 +83,18 @@ class Training:
 
     def one_step(self) -> dict[str, float]:
         """One update; returns its losses, and for each task "task" right answers of "n task"."""
-        rate = self.plan.rate * min(1.0, (self.step + 1) / self.plan.warm_up) * (0.5 + 0.5 * math.cos(math.pi * self.part))
+        rate = (
+            self.plan.rate * min(1.0, (self.step + 1) / self.plan.warm_up) * (0.5 + 0.5 * math.cos(math.pi * self.part))
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = max(rate, 2e-5)
         step_groups = groups(self.bank, self.plan.seed, self.step, self.part)
         self.optimizer.zero_grad()
-        seen = {"text": 0.0, "aux": 0.0}
+        seen = {"loss": 0.0, "aux": 0.0}
         for scenes in step_groups:
             text, aux, right = self.losses(scenes)
             ((text + aux) / len(step_groups)).backward()
-            seen["text"] += float(text.detach()) / len(step_groups)
+            seen["loss"] += float(text.detach()) / len(step_groups)
             seen["aux"] += float(aux.detach()) / len(step_groups)
             for key, value in right.items():
                 seen[key] = seen.get(key, 0.0) + value
@@ -183,7 +185,7 @@ class Progress:
     def say(self, training: Training) -> None:
         """One line, then begin again."""
         n = len(self.seen)
-        text, aux = (sum(s[key] for s in self.seen) / n for key in ("text", "aux"))
+        text, aux = (sum(s[key] for s in self.seen) / n for key in ("loss", "aux"))
         rate = n / (time.perf_counter() - self.since)
         tasks = sorted({key for s in self.seen for key in s if f"n {key}" in s})
         right = {t: sum(s.get(t, 0) for s in self.seen) / sum(s.get(f"n {t}", 0) for s in self.seen) for t in tasks}
