@@ -5,6 +5,7 @@ from __future__ import annotations
 from .activation import activation
 from .attention import attention
 from .attribution import attribution_curve, occlusion_curve
+from .description import description
 from .effects import effect_map, next_token_bars
 from .lens import lens
 from .overview import overview
@@ -19,6 +20,7 @@ __all__ = [
     "attention",
     "attribution_curve",
     "cka_heatmap",
+    "description",
     "effect_map",
     "lens",
     "next_token_bars",

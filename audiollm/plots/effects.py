@@ -89,7 +89,7 @@ def next_token_bars(effect: EditEffect, sample_index: int = 0, count: int = 12) 
     axes.barh(
         rows + 0.2, [token.after for token in tokens], 0.38, color=_ORANGE, hatch="//", edgecolor="black", label="after"
     )
-    axes.set_yticks(rows, [repr(token.text) for token in tokens], parse_math=False)
+    axes.set_yticks(rows, [token.label for token in tokens], parse_math=False)
     axes.invert_yaxis()
     axes.set_xlabel("probability of the next token")
     axes.set_title(f"request {sample_index}: divergence {effect.divergence[sample_index]:.4g} nats", fontsize=10)
@@ -112,7 +112,7 @@ def _draw_map(axes: Axes, edges: np.ndarray, values: np.ndarray, title: str, lay
 def _draw_last(norm: Axes, cosine: Axes, last: EditEffect) -> None:
     """The one position of `last`: norms and cosine against the layer's place in the list."""
     heights = np.arange(len(last.layers))
-    norm.plot(last.norms_before[:, 0], heights, "o-", color=_BLUE, markersize=3, label="before")
+    norm.plot(last.norms_before[:, 0], heights, "o-", color=_BLUE, linewidth=3, markersize=6, label="before")
     norm.plot(last.norms_after[:, 0], heights, "s--", color=_ORANGE, markersize=3, label="after")
     norm.set_xlabel("norm")
     norm.legend(fontsize=7)
