@@ -1,8 +1,8 @@
 """What one step learns from: a few groups of scenes of like length, drawn by the step's number.
 
 A group is run at once, so its clips should be equally long: those under 4 s are exactly so (MOSS-Music then runs its tower
-once), longer ones within 15 %. Lengths are log-uniform; in the first part of training they end at 4 s, then at 12 s, and
-some at 36 s.
+once), longer ones within 15 %. Lengths are log-uniform; at first they end at 3 s, then at 6 s, then at 12 s, and some
+at 36 s.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ class Phase:
 
 def phase_at(part: float) -> Phase:
     """Short clips first, then all lengths."""
-    if part < 0.12:
-        return Phase(4.0, 0.15, 0.0)
-    return Phase(12.0, 0.28, 0.0 if part < 0.3 else 0.05)
+    if part < 0.10:
+        return Phase(3.0, 0.0, 0.0)
+    if part < 0.25:
+        return Phase(6.0, 0.15, 0.0)
+    return Phase(12.0, 0.27, 0.0 if part < 0.35 else 0.05)
 
 
 def groups(bank: Bank, seed: int, step: int, part: float, n_groups: int = 2) -> list[list[Scene]]:

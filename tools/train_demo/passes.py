@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from audiollm.vendor.moss_music.deepstack import run_injected
 from torch.nn import functional
 from transformers.models.musicflamingo import modeling_musicflamingo as library
 
 from audiollm.families import Family
-from audiollm.vendor.moss_music.deepstack import run_injected
 
 from .prompts import Row
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from audiollm.vendor.moss_music.prompt import audio_span
 
 from audiollm import Request, Waveform
 from audiollm.families import Family
-from audiollm.vendor.moss_music.prompt import audio_span
 
 from .questions import MARKER, Scene
 
