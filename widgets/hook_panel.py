@@ -54,6 +54,7 @@ class HookPanel(Panel):
     batches = traitlets.Dict()
     selection = traitlets.Tuple()
     layers = traitlets.Tuple()
+    _attached: Attached | None = None  # of the last run
 
     def __init__(
         self,
@@ -66,7 +67,6 @@ class HookPanel(Panel):
         self.session, self.batch = session, batch
         self.effect: EditEffect | None = None
         self.seen: tuple[Observation | None, ...] = ()
-        self._attached: Attached | None = None  # of the last run
         self._make_controls()
         super().__init__(self._rows())
         self._wire()
@@ -288,13 +288,15 @@ class HookPanel(Panel):
         before, self._places = self.place.value, {place.name: place for place in found}
         is_tree = not self.filter.value.strip()
         self.place.options = [(_label(place, is_tree), place.name) for place in found]
-        if before in self._places:
-            self.place.value = before
+        self.place.value = before if before in self._places else None
         self._tell_place()
 
     def _tell_place(self) -> None:
         place = self._places.get(self.place.value)
-        self.place_note.value = "no place is called so" if place is None else escape(place.describe())
+        if place is None:
+            self.place_note.value = "choose a place" if self._places else "no place is called so"
+        else:
+            self.place_note.value = escape(place.describe())
 
     def _choose(self) -> None:
         """Show the controls that this act has."""
@@ -375,7 +377,7 @@ class HookPanel(Panel):
         if self.effect is None:
             return StaticView(text, (), tuple(tables))
         request = self._views[self.shown.value][1]
-        tokens = tuple((repr(t.text), f"{t.before:.4f}", f"{t.after:.4f}") for t in self.effect.next_tokens[request])
+        tokens = tuple((t.label, f"{t.before:.4f}", f"{t.after:.4f}") for t in self.effect.next_tokens[request])
         tables.append(Table(f"Next token of request {request}", ("token", "before", "after"), tokens))
         return StaticView(text, (self.map.picture, self.bars.picture), (*tables, *self._answer_tables()))
 
@@ -420,11 +422,10 @@ def _fired(firings: Firings | None) -> str:
 
 
 def _offer(control: ipywidgets.Dropdown, named: Mapping[str, Any]) -> None:
-    """Offer names, and keep the one that is chosen."""
+    """Offer names, and keep the one that is chosen, or choose the first."""
     before = control.value
     control.options = list(named)
-    if before in named:
-        control.value = before
+    control.value = before if before in named else next(iter(named), None)
 
 
 def _free(kind: str, known: Mapping[str, Any]) -> str:

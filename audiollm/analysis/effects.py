@@ -39,8 +39,13 @@ class NextToken:
     before: float
     after: float
 
+    @property
+    def label(self) -> str:
+        """The text in quotes, with the id where it is part of a character only, which others look like as well."""
+        return f"{self.text!r} {self.id}" if "\ufffd" in self.text else repr(self.text)
+
     def __repr__(self) -> str:
-        return f"{self.text!r} {self.before:.3f} -> {self.after:.3f}"
+        return f"{self.label} {self.before:.3f} -> {self.after:.3f}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +99,7 @@ class EditEffect:
             lines.append(f"  request {b}, last position: {_states(self.last(b))}")
             before, after = (max(tokens, key=lambda t, side=side: getattr(t, side)) for side in ("before", "after"))
             lines.append(
-                f"  request {b}, next token: {before.text!r} {before.before:.3f} before, {after.text!r} {after.after:.3f} "
+                f"  request {b}, next token: {before.label} {before.before:.3f} before, {after.label} {after.after:.3f} "
                 f"after, divergence {self.divergence[b]:.4f} nats"
             )
             if self.answers_before:
