@@ -81,9 +81,7 @@ class Attachment:
         given = self._tensor() if self.act == "add" else values
         for point in points:
             if given is not None and point.width is not None:
-                count = int((block.chosen_audio if point.axis == "audio" else block.chosen).sum())
-                rows = torch.empty(count, *point.width, device="meta")
-                _fitting(given, rows, "vector" if self.act == "add" else "values", _moment(count))
+                self._fits(given, point, block)
         return self
 
     def block(self, session: Session, batch: PreparedBatch) -> Here:
@@ -107,7 +105,11 @@ class Attachment:
         where = self._arguments() + ", must_fire=False"
         if self.act == "observe":
             return f"session.observe({self.point!r}{where})"
-        edit = {"scale": f"scale({self._number()!r})", "add": f"add({vector}, {self._number()!r})", "swap": f"swap({other})"}
+        edit = {
+            "scale": f"scale({self._number()!r})",
+            "add": f"add({vector}, {self._number()!r})",
+            "swap": f"swap({other})",
+        }
         if self.act == "add" and isinstance(getattr(self.vector, "vector", None), torch.Tensor):
             edit["add"] = f"add({vector}.vector, {self._number()!r})"  # a SteeringVector
         if self.act == "replace":
@@ -143,6 +145,19 @@ class Attachment:
         source = "" if self.source is None else f" of source {self.source}"
         seconds = "" if self.seconds is None else f" in {self.seconds[0]:.2f}-{self.seconds[1]:.2f} s"
         return f"{tokens}{source}{seconds}" + (" and generated ones" if self.steps and self.act != "observe" else "")
+
+    def _fits(self, given: torch.Tensor, point: Point, block: EditingHere) -> None:
+        """Refuse values that are not one row for all, or one for each row that is chosen at a point."""
+        width = tuple(point.width or ())
+        if block.steps and tuple(given.shape) != width:
+            raise _bad(
+                f"{list(given.shape)} is of a prompt's rows, and generated tokens are edited as well; leave steps out, or give "
+                f"one row {list(width)} for all",
+                "steps",
+            )
+        count = int((block.chosen_audio if point.axis == "audio" else block.chosen).sum())
+        rows = torch.empty(count, *width, device="meta")
+        _fitting(given, rows, "vector" if self.act == "add" else "values", _moment(count))
 
     def _stand_in(self, batch: PreparedBatch, point: Point) -> torch.Tensor | None:
         """A tensor without values, of the shape of the donor's rows; None where a row's shape is not known."""

@@ -162,6 +162,14 @@ def test_calls_of_other_threads_pass_it_by(session, batch):
         (lambda w: Attachment("resid[2]", "replace", source=0), "replace needs source=, .* and donor="),
         (lambda w: Attachment("resid[2]", "replace", source=0, donor=1), r"values is \[\d+, \d+\]; it must be"),
         (lambda w: Attachment("resid*", "replace", source=0, donor=1), "replace is of one place"),
+        (
+            lambda w: Attachment("resid[2]", "replace", source=0, donor=0, steps="all"),
+            "leave steps out, or give one row",
+        ),
+        (
+            lambda w: Attachment("resid[2]", "add", vector=np.ones((1, w)), tokens="steps"),
+            "leave steps out, or give one",
+        ),
         (lambda w: Attachment("resid[2]", "swap"), "swap needs another batch"),
         (lambda w: Attachment("resid[2]", "mean", steps="all"), "leave steps out"),
         (lambda w: Attachment("resid[2]", "zero", steps="some"), "steps is 'some'"),

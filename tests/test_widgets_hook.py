@@ -101,7 +101,7 @@ def test_controls_follow_the_act(panel):
         "mean": set(),
         "scale": {"factor", "steps"},
         "add": {"factor", "vector", "steps"},
-        "replace": {"donor", "steps"},
+        "replace": {"donor"},
         "swap": {"other"},
     }
     assert list(panel.act.options) == list(wanted)

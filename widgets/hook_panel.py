@@ -34,6 +34,8 @@ _TOKENS = (
     ("the selection", "selection"),
 )
 
+_STEPPING = ("zero", "scale", "add")  # what generated tokens can be edited by
+
 
 class HookPanel(Panel):
     """What is attached to a model while it answers a batch, and what that changes. Made as `HookPanel(session, batch)`.
@@ -93,13 +95,11 @@ class HookPanel(Panel):
         self.attach_button = ipywidgets.Button(
             description="Attach", tooltip="Add this to the list of what is attached", button_style="primary"
         )
-        self.listed = ipywidgets.Select(description="attached", rows=6, layout=_wide())
+        self.listed = ipywidgets.Select(description="attached", rows=4, layout=_wide())
         self.remove_button = ipywidgets.Button(description="Remove", tooltip="Remove the one that is marked")
         self.clear_button = ipywidgets.Button(description="Remove all", tooltip="Remove everything that is attached")
-        self.new_tokens = ipywidgets.BoundedIntText(16, 0, 16_384, description="new tokens", layout=_wide())
-        self.profile = ipywidgets.Dropdown(
-            description="profile", options=list(self.session._adapter.profiles), layout=_wide()
-        )
+        self.new_tokens = ipywidgets.BoundedIntText(16, 0, 16_384, description="new tokens")
+        self.profile = ipywidgets.Dropdown(description="profile", options=list(self.session._adapter.profiles))
         self.run_button = ipywidgets.Button(
             description="Run", tooltip="Run without and with what is attached, and compare", button_style="primary"
         )
@@ -120,12 +120,12 @@ class HookPanel(Panel):
         self.results = ipywidgets.VBox(
             [self.shown, self.map, self.bars, self.answers], layout=ipywidgets.Layout(display="none")
         )
-        where = column("36%", self.filter, self.kind, self.place, self.place_note)
+        where = column("56%", self.filter, self.kind, self.place, self.place_note)
         what = (self.act, self.factor, self.vector, self.donor, self.other, self.tokens, self.source, self.steps)
-        how = column("28%", *what, self.selection_note, self.attach_button)
+        how = column("44%", *what, self.selection_note, self.attach_button)
         buttons = ipywidgets.HBox([self.remove_button, self.clear_button])
-        run = column("36%", self.listed, buttons, self.new_tokens, self.profile, self.run_button)
-        return [ipywidgets.HBox([where, how, run]), self.results]
+        run = ipywidgets.HBox([self.new_tokens, self.profile, self.run_button])
+        return [ipywidgets.HBox([where, how]), self.listed, buttons, run, self.results]
 
     def _wire(self) -> None:
         self.on_change(self.filter, "value", self._filter)
@@ -162,7 +162,7 @@ class HookPanel(Panel):
             tokens=None if tokens in ("all", "selection") else tokens,
             seconds=seconds,
             source=None if source == "all" else source,
-            steps="all" if self.steps.value and act not in ("observe", "mean", "swap") else None,
+            steps="all" if self.steps.value and act in _STEPPING else None,
             factor=self.factor.value if act in ("scale", "add") else 1.0,
             vector=self.vectors.get(self.vector.value) if act == "add" else None,
             other=self.batches.get(self.other.value) if act == "swap" else None,
@@ -231,6 +231,7 @@ class HookPanel(Panel):
                 timeline.seek(min(max(second, 0.0), self.batch.timeline[source].used_s), source)
 
         self.map.on_point(self.guarded(seek))
+        self._move_cursor(timeline)
         return self
 
     def _take_selection(self, selection: tuple) -> None:
@@ -277,9 +278,11 @@ class HookPanel(Panel):
 
     def close(self) -> None:
         """As every panel's; and every hook is off the model, also of a run that has not ended by then."""
-        super().close()
-        if self._attached is not None:
-            self._attached.close()
+        try:
+            super().close()
+        finally:
+            if self._attached is not None:
+                self._attached.close()
 
     # Showing
 
@@ -302,7 +305,7 @@ class HookPanel(Panel):
         """Show the controls that this act has."""
         act = self.act.value
         takers = {self.factor: ("scale", "add"), self.vector: ("add",), self.donor: ("replace",), self.other: ("swap",)}
-        takers[self.steps] = ("zero", "scale", "add", "replace")
+        takers[self.steps] = _STEPPING
         for control, acts in takers.items():
             control.layout.display = "" if act in acts else "none"
         self.source.layout.display = "none" if self.tokens.value == "selection" else ""

@@ -97,7 +97,7 @@ class EditEffect:
             lines.append(f"  source {number} {name}: {_states(self.source(number))}")
         for b, tokens in enumerate(self.next_tokens):
             lines.append(f"  request {b}, last position: {_states(self.last(b))}")
-            before, after = (max(tokens, key=lambda t, side=side: getattr(t, side)) for side in ("before", "after"))
+            before, after = max(tokens, key=lambda t: t.before), max(tokens, key=lambda t: t.after)
             lines.append(
                 f"  request {b}, next token: {before.label} {before.before:.3f} before, {after.label} {after.after:.3f} "
                 f"after, divergence {self.divergence[b]:.4f} nats"
