@@ -118,13 +118,13 @@ class Attachment:
             edit["replace"] = f"replace(session.capture(batch, {self.point!r}{donor})[{name!r}].values)"
         return f"session.edit({{{self.point!r}: edits.{edit.get(self.act, self.act + '()')}}}{where})"
 
-    def describe(self) -> str:
-        """What is done where and for which tokens, in words."""
+    def describe(self, vector: str = "vector", other: str = "the other batch") -> str:
+        """What is done where and for which tokens, in words, with names for what it holds."""
         done = {
             "scale": f"scale by {self.factor:g}",
-            "add": f"add {self.factor:g} x vector",
+            "add": f"add {self.factor:g} x {vector}",
             "replace": f"replace from source {self.donor}",
-            "swap": "swap with the other batch",
+            "swap": f"swap with {other}",
         }.get(self.act, self.act)
         return f"{self.point}: {done}, {self._where()}"
 

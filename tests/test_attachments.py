@@ -134,6 +134,31 @@ def test_firings_by_hand(session):
     assert repr(both) == "1 in the prompt, 3 in generated tokens"
 
 
+def test_a_call_of_the_encoder_without_chosen_rows_is_no_firing(session_moss):
+    """MOSS-Music encodes chunk width by chunk width, and a short source is in one of these calls alone."""
+    batch = session_moss.prepare(mixed_requests())
+    point = session_moss.points("encoder.block[0]")[0]
+    layouts = [layout for layout in point.layouts(batch) if len(layout.rows)]
+    assert len(layouts) > 1
+    first_of_last = sum(timeline.n_tokens for timeline in batch.timeline[:2])
+    mine = sum(bool((layout.rows >= first_of_last).any()) for layout in layouts)
+    assert mine < len(layouts)
+    doing = [Attachment("encoder.block[0]", act, source=source) for act in ("observe", "zero") for source in (None, 2)]
+    with Attached(session_moss, batch, doing) as attached:
+        session_moss.forward(batch)
+    assert [firings.prompt for firings in attached.firings] == [len(layouts), mine, len(layouts), mine]
+
+
+def test_donors_are_of_a_run_without_the_other_edits(session):
+    batch = session.prepare([Request("a", [noise(32_000, 3), noise(32_000, 4)])])
+    plain = session.capture(batch, "resid[2]", source=1)["resid[2]"].values
+    doing = [Attachment("resid[1]", "scale", factor=5), Attachment("resid[2]", "replace", source=0, donor=1)]
+    with Attached(session, batch, doing), session.observe("resid[2]") as seen:
+        session.forward(batch)
+    assert torch.equal(seen["resid[2]"].source(0).values, plain)
+    assert not torch.allclose(seen["resid[2]"].source(1).values, plain)
+
+
 def test_calls_of_other_threads_pass_it_by(session, batch):
     plain = session.forward(batch).logits
     found = []

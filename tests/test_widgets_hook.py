@@ -139,8 +139,8 @@ def test_controls_become_attachments(panel, batch):
     assert (swap.other is batch, swap.source, swap.steps, swap.factor) == (True, 1, None, 1.0)
     assert (observe.point, observe.tokens, observe.source) == ("final", "last", None)
     assert [label for label, _ in panel.listed.options] == [
-        "0. resid[2]: add 2 x vector, text tokens and generated ones (not run yet)",
-        "1. resid[2]: swap with the other batch, all tokens of source 1 (not run yet)",
+        "0. resid[2]: add 2 x ones, text tokens and generated ones (not run yet)",
+        "1. resid[2]: swap with again, all tokens of source 1 (not run yet)",
         "2. final: observe, last tokens (not run yet)",
     ]
 
@@ -266,14 +266,17 @@ def test_an_error_inside_the_run_is_shown_and_leaves_nothing(panel, session_moss
     assert panel.effect is not None and panel.failure is None
 
 
-def test_cancel_leaves_nothing(panel, session_moss, held):
-    before = hooks(session_moss)
+def test_cancel_stops_within_the_model_and_leaves_nothing(panel, session_moss, held):
+    before, passed = hooks(session_moss), []
+    handle = session_moss._adapter.blocks()[-1].register_forward_pre_hook(lambda *_: passed.append(1))
     chosen(panel, place="resid[2]", act="zero").attach()
     panel.run()
     held.there.wait(20)
     panel.cancel_button.click()
     held.go.set()
     panel.wait()
+    handle.remove()
+    assert not passed, "it does not go on to the last block"
     assert "cancelled" in panel.message.value and panel.effect is None
     assert hooks(session_moss) == before and not session_moss._contexts
 

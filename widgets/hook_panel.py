@@ -252,8 +252,6 @@ class HookPanel(Panel):
         """
         if not self.attachments:
             raise _bad("nothing is attached; choose a place and what to do there, and press Attach", "attachments")
-        if self.busy:
-            return self
         attached = Attached(self.session, self.batch, self.attachments)
         layers, new_tokens, profile = self.layers or None, self.new_tokens.value, self.profile.value
 
@@ -323,7 +321,7 @@ class HookPanel(Panel):
     def _list(self) -> None:
         marked = self.listed.index
         told = zip(self.attachments, self.firings(), strict=True)
-        options = [(f"{k}. {a.describe()} ({_fired(f)})", k) for k, (a, f) in enumerate(told)]
+        options = [(f"{k}. {self._words_of(a)} ({_fired(f)})", k) for k, (a, f) in enumerate(told)]
         self.listed.options = options
         if options:
             self.listed.index = min(marked or 0, len(options) - 1)
@@ -363,7 +361,7 @@ class HookPanel(Panel):
         self.wait()
         count = len(self.attachments)
         lines = [f"{self.heading}: {count} attached" if count else f"{self.heading}: nothing is attached"]
-        lines += [f"  {a.describe()} ({_fired(f)})" for a, f in zip(self.attachments, self.firings(), strict=True)]
+        lines += [f"  {self._words_of(a)} ({_fired(f)})" for a, f in zip(self.attachments, self.firings(), strict=True)]
         if self.effect is None or self._attached is None:
             return "\n".join([*lines, "no run yet"])
         if self._attached.attachments != self.attachments:
@@ -376,7 +374,7 @@ class HookPanel(Panel):
         """The map and the probabilities as pictures; what is attached, the next tokens and the answers as tables."""
         text = self.describe()
         told = zip(self.attachments, self.firings(), strict=True)
-        tables = [Table("Attached", ("what", "firings"), tuple((a.describe(), _fired(f)) for a, f in told))]
+        tables = [Table("Attached", ("what", "firings"), tuple((self._words_of(a), _fired(f)) for a, f in told))]
         if self.effect is None:
             return StaticView(text, (), tuple(tables))
         request = self._views[self.shown.value][1]
@@ -405,9 +403,17 @@ class HookPanel(Panel):
         return "\n".join(lines)
 
     def _code_of(self, attachment: Attachment) -> str:
+        vector, other = self._names_of(attachment)
+        return attachment.code(self.session, f"vectors[{vector!r}]", f"batches[{other!r}]")
+
+    def _words_of(self, attachment: Attachment) -> str:
+        return attachment.describe(*self._names_of(attachment))
+
+    def _names_of(self, attachment: Attachment) -> tuple[str, str]:
+        """What its vector and its other batch are called here."""
         vector = next((name for name, value in self.vectors.items() if value is attachment.vector), "")
         other = next((name for name, value in self.batches.items() if value is attachment.other), "")
-        return attachment.code(self.session, f"vectors[{vector!r}]", f"batches[{other!r}]")
+        return vector, other
 
 
 def _label(place: Place, is_tree: bool) -> str:
