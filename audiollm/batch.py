@@ -221,6 +221,20 @@ class PreparedBatch:
 
 
 @dataclass(frozen=True)
+class TokenCount:
+    """What a request takes of the context, in tokens: `prompt` in all, `sources` each, `context` that there is."""
+
+    prompt: int
+    sources: tuple[int, ...]
+    context: int
+
+    @property
+    def left(self) -> int:
+        """Tokens left for the answer; negative where the prompt alone is too long."""
+        return self.context - self.prompt
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """What a batch must know of its model: family, blocks, language width D, dtype, and the padding id."""
 

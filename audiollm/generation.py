@@ -30,7 +30,7 @@ class Profile:
     """A named way to generate.
 
     `max_new_tokens` where the caller names none; `sampling`, None for greedy or temperature, top_p and top_k. Sampling
-    draws from one stream a call, seeded with 3407 whatever the caller's random state is.
+    draws from one stream a call, seeded with 3407 or the call's own seed, whatever the caller's random state is.
     """
 
     name: str
@@ -245,6 +245,25 @@ def check_callbacks(on_text: object, stop: object) -> None:
     if stop is not None and not isinstance(stop, threading.Event) and not callable(stop):
         raise ArgumentError(
             "stop must be a threading.Event or a function that returns a bool", code="bad_argument", source="stop"
+        )
+
+
+def check_seed(seed: object, profile: Profile) -> None:
+    """Raises: ArgumentError for a seed that torch does not take, or that would change nothing."""
+    if seed is None:
+        return
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ArgumentError(
+            f"seed is {seed!r}; pass a whole number in 0..2**63-1, or None for {SEED}",
+            code="bad_argument",
+            source="seed",
+        )
+    if profile.sampling is None:
+        raise ArgumentError(
+            f"profile {profile.name!r} draws nothing, so a seed would change nothing; leave it out, or sample with "
+            "profile='generic_sampled'",
+            code="bad_argument",
+            source="seed",
         )
 
 

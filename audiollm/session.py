@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, StoppingCriteriaList
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .batch import AudioEmbedding, PreparedBatch
+from .batch import AudioEmbedding, PreparedBatch, TokenCount
 from .errors import ArgumentError, SessionBusyError
 from .families import Family
 from .generation import (
@@ -27,6 +27,7 @@ from .generation import (
     Watcher,
     budget,
     check_callbacks,
+    check_seed,
     cut_at_end,
     library_config,
     profile_of,
@@ -242,6 +243,24 @@ class Session:
         """
         return self._adapter.prepare(requests, self.device)
 
+    def count_tokens(self, request: Request) -> TokenCount:
+        """Tokens that a request would take, and what the context leaves; nothing is decoded.
+
+        Lengths are those that the headers tell: exact for all but MP3. A request that is too long is counted as well.
+        Raises: as `prepare`, but for what only decoding finds, and not for `too_long`.
+
+        >>> from audiollm import Request, demo
+        >>> demo.load("moss_music").count_tokens(Request("Which instrument?", [demo.clips()["bass"]])).sources
+        (150,)
+        """
+        if not isinstance(request, Request):
+            raise ArgumentError(
+                f"request is a {type(request).__name__}; pass Request(prompt, audios)",
+                code="bad_argument",
+                source="request",
+            )
+        return self._adapter.count_tokens(request)
+
     def extract_audio_embeddings(self, batch: PreparedBatch, grad: bool = False) -> list[AudioEmbedding]:
         """What the audio tower and projector make of each source; the language model does not run.
 
@@ -318,10 +337,14 @@ class Session:
         return CausalLMOutputWithPast(logits=out.logits, hidden_states=tuple(states[k] for k in every))
 
     def generate(
-        self, requests: Sequence[Request], profile: str = "paper_reference", max_new_tokens: int | None = None
+        self,
+        requests: Sequence[Request],
+        profile: str = "paper_reference",
+        max_new_tokens: int | None = None,
+        seed: int | None = None,
     ) -> list[str]:
         """Answers to requests as text, in order; parameters as `generations`, which see. Raises: as that."""
-        return [answer.text for answer in self.generations(requests, profile, max_new_tokens)]
+        return [answer.text for answer in self.generations(requests, profile, max_new_tokens, seed=seed)]
 
     def generations(
         self,
@@ -330,23 +353,29 @@ class Session:
         max_new_tokens: int | None = None,
         on_text: OnText | None = None,
         stop: Stop | None = None,
+        seed: int | None = None,
     ) -> list[Generation]:
         """Answers to requests, in order, each with its token ids and why it ended.
 
         `profile` "paper_reference" is greedy with repetition penalty 1; "generic_sampled" samples (Music Flamingo:
-        temperature 0.7, top_p 0.9; MOSS-Music: 1.0 and 0.8; top_k 50) from one stream seeded with 3407 a call, and gives
-        the caller's random state back. Both allow 16,384 new tokens; `max_new_tokens` overrides that, and what the
-        context leaves beside the widest padded prompt bounds it, with a warning. `on_text(request_index, text)` is
-        called with new text, in whole characters; `stop`, a threading.Event or a function, is asked after every token.
+        temperature 0.7, top_p 0.9; MOSS-Music: 1.0 and 0.8; top_k 50) from one stream seeded a call with `seed`, by
+        default 3407, and gives the caller's random state back. Both allow 16,384 new tokens; `max_new_tokens`
+        overrides that, and what the context leaves beside the widest padded prompt bounds it, with a warning.
+        `on_text(request_index, text)` is called with new text, in whole characters; `stop`, a threading.Event or a
+        function, is asked after every token.
 
-        Raises: as `prepare`; ArgumentError for an unknown profile or a budget that is not positive; RequestError
-        `too_long` where the context has no room for an answer; SessionBusyError.
+        Raises: as `prepare`; ArgumentError for an unknown profile, a budget that is not positive, a seed that is no whole
+        number in 0..2**63-1 or where nothing is sampled; RequestError `too_long` where the context has no room for an
+        answer; SessionBusyError.
         """
         chosen = profile_of(profile, self._adapter.profiles)
         check_callbacks(on_text, stop)
+        check_seed(seed, chosen)
         batch = self.prepare(requests)
         tokens = budget(chosen, max_new_tokens, batch.width, self.context)
         settings = chosen.settings(tokens, self._adapter.end_id, self._adapter.pad_id)
+        if seed is not None:
+            settings["seed"] = seed
         watcher = Watcher(batch.width, self._adapter.end_id, self._text, on_text, stop)
 
         def run() -> torch.Tensor:
@@ -356,8 +385,8 @@ class Session:
                 stopping_criteria=StoppingCriteriaList([watcher]),
             )
 
-        seed = settings.get("seed")
-        ids = self._alone(False, lambda: without_false_reminder(lambda: seeded(seed, self.device, run)), batch)
+        stream = settings.get("seed")
+        ids = self._alone(False, lambda: without_false_reminder(lambda: seeded(stream, self.device, run)), batch)
         watcher.finish()
         rows = ids[:, batch.width :].tolist()
         return [self._generation(row, batch, b, settings, watcher.stopped) for b, row in enumerate(rows)]

@@ -12,6 +12,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from looking import FAMILIES
 
 from audiollm import ArgumentError, Request, RequestError, SessionBusyError, Waveform, load_model
 from audiollm.generation import GREEDY as REFERENCE
@@ -332,3 +333,22 @@ def test_a_callback_may_sample_from_another_session(session_mf, session_moss):
     )
     assert [a.text for a in found] == wanted
     assert all(texts == session_moss.generate([TEXT], "generic_sampled", 2) for texts in inner)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_seed_of_ones_own_is_another_stream_and_the_same_every_time(family, request):
+    session = request.getfixturevalue(family)
+    ask = [Request("hello there")]
+    own, again = (session.generations(ask, "generic_sampled", 6, seed=11)[0] for _ in range(2))
+    assert own.token_ids == again.token_ids and own.settings["seed"] == 11
+    assert own.token_ids != session.generations(ask, "generic_sampled", 6)[0].token_ids
+    assert session.generate(ask, "generic_sampled", 6, seed=11) == [own.text]
+
+
+@pytest.mark.parametrize(
+    ("seed", "profile"),
+    [(-1, "generic_sampled"), (2**63, "generic_sampled"), (1.5, "generic_sampled"), (3, "paper_reference")],
+)
+def test_a_seed_that_cannot_be_is_refused(session_moss, seed, profile):
+    with pytest.raises(ArgumentError, match="seed"):
+        session_moss.generations([Request("hello there")], profile, 2, seed=seed)

@@ -17,7 +17,7 @@ import torch
 from transformers import BatchFeature, PreTrainedModel
 
 from ..audio import Decoded, Header, decode, read_header, resample_ratio, resampled_length
-from ..batch import AudioEmbedding, AudioSlot, EncodedPrompt, ModelShape, PreparedBatch
+from ..batch import AudioEmbedding, AudioSlot, EncodedPrompt, ModelShape, PreparedBatch, TokenCount
 from ..errors import ArgumentError, AudioError, RequestError, SnapshotError
 from ..generation import GREEDY, Profile
 from ..points import Point
@@ -236,13 +236,20 @@ class Family(ABC):
             source=f"requests[{b}].prompt[{offset}]",
         )
 
+    def count_tokens(self, request: Request) -> TokenCount:
+        """What a request would take, from its headers; see `Session.count_tokens`."""
+        content = self._checked_content(request, 0)
+        counts = self._header_counts(request)
+        return TokenCount(len(self.encode_prompt(content, counts)), tuple(counts), self.context)
+
+    def _header_counts(self, request: Request) -> list[int]:
+        """Audio tokens of each source as its header tells the length; at least one each."""
+        headers = [read_header(audio, self._name(audio, k)) for k, audio in enumerate(request.audios)]
+        return [max(1, self.n_tokens(self._used_samples(header))) for header in headers]
+
     def _check_headers(self, request: Request, content: str, b: int) -> None:
         """Refuse what is too long for the context before anything is decoded."""
-        counts = []
-        for k, audio in enumerate(request.audios):
-            header = read_header(audio, self._name(audio, k))
-            counts.append(max(1, self.n_tokens(self._used_samples(header))))
-        self._check_context(len(self.encode_prompt(content, counts)), b, request)
+        self._check_context(len(self.encode_prompt(content, self._header_counts(request))), b, request)
 
     def _used_samples(self, header: Header) -> int:
         n = resampled_length(header.frames, *resample_ratio(header, self.clock.sample_rate))
