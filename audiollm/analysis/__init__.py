@@ -7,6 +7,7 @@ from .attention import AttentionOverTime, attention_over_time
 from .cka import CKAMatrix, cka, linear_cka, linear_cka_streamed
 from .comparison import session_cka
 from .control import random_control
+from .cross_similarity import CrossSimilarity, cross_similarity
 from .effects import EditEffect, NextToken, edit_effect
 from .extraction import probe_session
 from .gradients import Attribution, gradient_x_input, integrated_gradients
@@ -16,6 +17,7 @@ from .norms import LayerNorms, layer_norms
 from .occlusion import Occlusion, occlusion
 from .patching import PatchGrid, patch_sweep
 from .probing import ProbeResult, ProbeRow, probe
+from .projection import Projection, project
 from .similarity import SelfSimilarity, StemRetrieval, self_similarity, stem_retrieval
 from .steering import SteeringTrace, SteeringVector, steering_trace, steering_vector
 
@@ -24,6 +26,7 @@ __all__ = [
     "AttentionOverTime",
     "Attribution",
     "CKAMatrix",
+    "CrossSimilarity",
     "EditEffect",
     "LayerNorms",
     "LogitLens",
@@ -32,6 +35,7 @@ __all__ = [
     "PatchGrid",
     "ProbeResult",
     "ProbeRow",
+    "Projection",
     "SelfSimilarity",
     "SteeringTrace",
     "SteeringVector",
@@ -41,6 +45,7 @@ __all__ = [
     "answered",
     "attention_over_time",
     "cka",
+    "cross_similarity",
     "edit_effect",
     "gradient_x_input",
     "integrated_gradients",
@@ -53,6 +58,7 @@ __all__ = [
     "patch_sweep",
     "probe",
     "probe_session",
+    "project",
     "random_control",
     "self_similarity",
     "session_cka",

@@ -6,15 +6,16 @@ taken in float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from ..batch import PreparedBatch
+    from ..batch import AudioSlot, PreparedBatch
     from ..session import Session
+    from ..timeline import SourceTimeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +28,18 @@ class LayerNorms:
     layers: tuple[int, ...]
     values: np.ndarray
     intervals: np.ndarray
+
+    def describe(self) -> str:
+        """What a picture of them shows, in words."""
+        centres = self.intervals.mean(axis=1)
+        lines = [f"Norm of the state of {len(centres)} audio tokens of {self.name}, {len(self.layers)} layer(s)."]
+        for layer, row in zip(self.layers, self.values, strict=True):
+            low, high = int(row.argmin()), int(row.argmax())
+            lines.append(
+                f"  layer {layer}: mean {row.mean():.3g}, least {row[low]:.3g} at {centres[low]:.2f} s, greatest "
+                f"{row[high]:.3g} at {centres[high]:.2f} s"
+            )
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         means = ", ".join(f"{k}: {row.mean():.3g}" for k, row in zip(self.layers, self.values, strict=True))
@@ -50,13 +63,12 @@ def layer_norms(session: Session, batch: PreparedBatch, layers: Sequence[int] | 
     layers = tuple(range(session.n_layers + 1)) if layers is None else tuple(layers)
     states = session.extract_contextual_embeddings(batch, layers)
     return tuple(
-        LayerNorms(
-            slot.sample_index,
-            slot.audio_index,
-            slot.name,
-            layers,
-            np.stack([mine[k].float().norm(dim=-1).cpu().numpy() for k in layers]),
-            timeline.token_intervals(),
-        )
+        norms_of(slot, timeline, {k: mine[k].float().norm(dim=-1).cpu().numpy() for k in layers})
         for slot, timeline, mine in zip(batch.slots, batch.timeline, states, strict=True)
     )
+
+
+def norms_of(slot: AudioSlot, timeline: SourceTimeline, norms: Mapping[int, np.ndarray]) -> LayerNorms:
+    """Norms that were taken already, layer -> [U_i], as the LayerNorms of a source."""
+    values = np.stack([norms[k] for k in norms])
+    return LayerNorms(slot.sample_index, slot.audio_index, slot.name, tuple(norms), values, timeline.token_intervals())
