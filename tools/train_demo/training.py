@@ -1,4 +1,4 @@
-"""Training one demo model: steps until the time is over, a progress line, checkpoints from which it goes on."""
+"""Training one demo model: steps until its time on the processor is over, a progress line, checkpoints from which it goes on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ END_WEIGHT = 0.2  # of the token that ends an answer
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides a training: the family, its seed, minutes of wall time, and the optimizer's numbers."""
+    """What decides a training: the family, its seed, minutes of one core, and the optimizer's numbers.
+
+    Time is the process's own on the processor, so that other work on the machine shortens no training.
+    """
 
     name: str
     seed: int = 1
@@ -70,9 +73,9 @@ class Training:
         self.model.train()
         saved, told = self.spent_s, Progress()
         while self.part < 1:
-            begin = time.perf_counter()
+            begin = time.process_time()
             told.add(self.one_step())
-            self.spent_s += time.perf_counter() - begin
+            self.spent_s += time.process_time() - begin
             self.step += 1
             if self.step % 50 == 0:
                 told.say(self)
