@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import nbformat
 import pytest
-from tutorials import NOTEBOOKS, ROOT, validate
+from tutorials import NOTEBOOKS, ROOT, environment, validate
 
 # What nbval never compares.
 UNSEEN = {"application/vnd.jupyter.widget-view+json", "image/png", "image/jpeg", "application/javascript"}
@@ -90,7 +93,55 @@ def test_every_tutorial_is_listed_in_the_readme():
         assert f"({path.name})" in listed
 
 
-# A wrong number in the engine: file, what it says, what it says instead, and which tutorial must notice.
+# A wrong number in the engine: its file, what it says, what it says instead, and a tutorial that must notice.
 MISTAKES = {
-    "mel hop": ("audiollm/timeline.py", "HOP", "", "02_clocks"),
+    "mel hop": ("vendor/moss_music/mel.py", "N_FFT)[::HOP_LENGTH]", "N_FFT)[:: HOP_LENGTH // 2]", "02_clocks"),
+    "frames of the clock": (
+        *("audiollm/families/music_flamingo.py", "samples_per_frame=extractor.hop_length"),
+        *("samples_per_frame=extractor.hop_length + 1", "02_clocks"),
+    ),
+    "layer index": ("audiollm/batch.py", "return int(layer) % (n + 1)", "return int(layer + 1) % (n + 1)", "02_clocks"),
+    "time marker": ("vendor/moss_music/prompt.py", "SECONDS_PER_MARKER = 2\n", "SECONDS_PER_MARKER = 3\n", "02_clocks"),
 }
+SHIPPED = ("audiollm", "vendor", "widgets", "notebooks")
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of the package that a tutorial's kernel uses, to make mistakes in, and a folder to run in."""
+    copy, folder = tmp_path / "checkout", tmp_path / "run"
+    for name in SHIPPED:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    folder.mkdir()
+    names = ("audiollm", "audiollm.vendor.moss_music")
+    code = f"from importlib.util import find_spec; print(*(find_spec(name).origin for name in {names}), sep='\\n')"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, env=environment(copy), cwd=folder, capture_output=True, text=True, check=True)
+    used = [Path(line) for line in found.stdout.splitlines()]
+    assert used == [copy / "audiollm" / "__init__.py", copy / "vendor" / "moss_music" / "__init__.py"]
+    return copy, folder
+
+
+def run_in(checkout, name: str):
+    """The outcome of a tutorial with the copy's package, up to the first cell that shows something else."""
+    copy, folder = checkout
+    return validate(shutil.copy(copy / "notebooks" / f"{name}.ipynb", folder), copy, folder, "-x")
+
+
+@pytest.mark.parametrize("name", sorted({mistake[-1] for mistake in MISTAKES.values()}))
+def test_a_tutorial_passes_in_a_copy_without_mistakes(checkout, name):
+    run = run_in(checkout, name)
+    assert run.returncode == 0, run.stdout[-6000:]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_number_in_the_engine_is_noticed(checkout, mistake):
+    file, right, wrong, name = MISTAKES[mistake]
+    path = checkout[0] / file
+    text = path.read_text(encoding="utf-8")
+    assert text.count(right) == 1, f"{file} says {right!r} {text.count(right)} times; write another mistake"
+    path.write_text(text.replace(right, wrong), encoding="utf-8")
+    run = run_in(checkout, name)
+    assert run.returncode == 1, run.stdout[-6000:]
+    assert "Cell outputs differ" in run.stdout, f"it fails, but not by what a cell shows:\n{run.stdout[-6000:]}"

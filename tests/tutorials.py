@@ -26,11 +26,11 @@ def environment(root: Path) -> dict[str, str]:
     return {**os.environ, **FIXED, **ours}
 
 
-def validate(path: Path, root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a notebook by nbval against what it stores, with the package of the checkout `root`, in `folder`."""
+def validate(path: Path, root: Path, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run a notebook by nbval against what it stores, with the package of the checkout `root`; `more` goes to pytest."""
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--nbval"),
         *("--nbval-current-env", "--nbval-cell-timeout", "120", f"--rootdir={folder}", "-c", os.devnull),
-        *("--nbval-sanitize-with", str(ROOT / "tests" / "data" / "nbval_sanitize.cfg"), str(path)),
+        *("--nbval-sanitize-with", str(ROOT / "tests" / "data" / "nbval_sanitize.cfg"), *more, str(path)),
     ]
     return subprocess.run(command, env=environment(root), cwd=folder, capture_output=True, text=True, check=False)
