@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
-from matplotlib.colors import LogNorm, Normalize
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogFormatter, NullFormatter
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from ..analysis.cross_similarity import CrossSimilarity
     from ..analysis.norms import LayerNorms
 
-# Okabe and Ito's palette (2008), safe for colour-blind readers.
+# Okabe and Ito's palette (2008), safe for colour-blind readers and seen on white and on black; curves also differ in dashes.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _ORANGE = "#E69F00"
 _DASHES = ("-", "--", "-.", ":")
 _FEW = 10  # layers up to which each has its own line of the legend
@@ -33,9 +35,9 @@ Span = Sequence[float]
 
 
 def norm_curves(norms: LayerNorms, selection: Span | None = None) -> Figure:
-    """Draw the norms of one source over seconds, a curve a layer, dark for the first layers and light for the last.
+    """Draw the norms of one source over seconds, a curve a layer; of more than ten layers the last are the lightest.
 
-    `selection`, (start_s, end_s), is shaded. Returns a matplotlib Figure that belongs to no window; `norms.describe()` says
+    `selection`, (start_s, end_s), is marked. Returns a matplotlib Figure that belongs to no window; `norms.describe()` says
     it in words.
 
     >>> from audiollm import Request, demo
@@ -48,14 +50,15 @@ def norm_curves(norms: LayerNorms, selection: Span | None = None) -> Figure:
     figure = Figure(figsize=(10, 4))
     axes = figure.add_axes((0.075, 0.14, 0.80, 0.78))
     many, n = len(norms.layers) > _FEW, len(norms.layers)
-    colours = matplotlib.colormaps["cividis"](np.linspace(0, 0.92, n))
+    shades = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.3, 0.95, 256)))
+    colours = shades(np.linspace(0, 1, n)) if many else [_COLOURS[k % len(_COLOURS)] for k in range(n)]
     edges = np.append(norms.intervals[:, 0], norms.intervals[-1, 1])
     for k, (layer, row) in enumerate(zip(norms.layers, norms.values, strict=True)):
         axes.plot(edges, np.append(row, row[-1]), drawstyle="steps-post", color=colours[k], linewidth=1.2,
                   linestyle=_DASHES[0 if many else k % len(_DASHES)], label=f"layer {layer}")  # fmt: skip
     if many:
-        scale = matplotlib.cm.ScalarMappable(Normalize(norms.layers[0], norms.layers[-1]), "cividis")
-        figure.colorbar(scale, cax=figure.add_axes((0.89, 0.14, 0.015, 0.78)), label="layer")
+        depth = ScalarMappable(Normalize(norms.layers[0], norms.layers[-1]), shades)
+        figure.colorbar(depth, cax=figure.add_axes((0.89, 0.14, 0.015, 0.78)), label="layer")
     else:
         axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1), fontsize=8, frameon=False)
     if _is_spread(norms.values):
@@ -63,7 +66,7 @@ def norm_curves(norms: LayerNorms, selection: Span | None = None) -> Figure:
         axes.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
         axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
     axes.set_ylabel("norm of the state")
-    _seconds(axes, norms.intervals, selection)
+    _seconds(axes, norms.intervals, selection, shade=0.2)
     axes.set_title(norms.name, fontsize=10)
     return figure
 
@@ -151,13 +154,14 @@ def _image(axes: Axes, values: np.ndarray, intervals: np.ndarray, up: Span, **ho
     return axes.imshow(values, extent=extent, origin="lower", aspect="auto", interpolation="nearest", **how)
 
 
-def _seconds(axes: Axes, intervals: np.ndarray, selection: Span | None) -> None:
+def _seconds(axes: Axes, intervals: np.ndarray, selection: Span | None, shade: float = 0.0) -> None:
     axes.set_xlim(intervals[0, 0], intervals[-1, 1])
     axes.set_xlabel("seconds of the source")
     if selection:
-        axes.axvspan(*selection, facecolor=_ORANGE, alpha=0.2, edgecolor="none")
+        if shade:
+            axes.axvspan(*selection, facecolor=_ORANGE, alpha=shade, edgecolor="none")
         for edge in selection:
-            axes.axvline(edge, color=_ORANGE, linewidth=1.5)
+            axes.axvline(edge, color=_ORANGE, linewidth=2)
 
 
 def _outline(axes: Axes, span: Span, across: Span, swap: bool) -> None:

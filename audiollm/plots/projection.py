@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette (2008), safe for colour-blind readers; labels also differ in marker.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 _MARKERS = "os^Dv*P"
-_GREY, _ORANGE = "#999999", "#E69F00"
+_GREY, _RING = "#999999", "#777777"
 
 
 def projection(
@@ -62,7 +62,7 @@ def projection(
             _words(axes, result, labels, alpha)
             axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False, title="tokens")
     if selection:
-        axes.scatter(*result.points[chosen].T, s=60, facecolor="none", edgecolor=_ORANGE, linewidth=1, zorder=4)
+        axes.scatter(*result.points[chosen].T, s=60, facecolor="none", edgecolor=_RING, linewidth=1.5, zorder=4)
     for name, share, say in zip(("first", "second"), result.explained, (axes.set_xlabel, axes.set_ylabel), strict=True):
         say(f"{name} component, {share:.1%} of the variance")
     axes.set_title(title, fontsize=10)
@@ -73,7 +73,8 @@ def _scale(
     axes: Axes, result: Projection, tokens: np.ndarray, values: np.ndarray, alpha: np.ndarray, label: str
 ) -> None:
     """Points whose colour is a number."""
-    points = axes.scatter(*result.points[tokens].T, c=values, s=20, cmap="viridis", alpha=alpha[tokens], zorder=3)
+    points = axes.scatter(*result.points[tokens].T, c=values, s=20, cmap="viridis", alpha=alpha[tokens], zorder=3,
+                          edgecolor=_GREY, linewidth=0.4)  # fmt: skip
     shown = axes.figure.add_axes((0.79, 0.11, 0.02, 0.82))
     bar = axes.figure.colorbar(points, cax=shown, label=label)
     bar.solids.set_alpha(1)
