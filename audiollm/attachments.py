@@ -101,7 +101,10 @@ class Attachment:
         return EditingHere(session, {self.point: edit}, {self.point: points}, chosen, batch, self.steps, False)
 
     def code(self, session: Session, vector: str = "vector", other: str = "other_batch") -> str:
-        """The expression that makes a block of the same, from `session`, `batch`, `edits`, and names for what it holds."""
+        """The expression that makes a block of the same, from `session`, `batch`, `edits`, and names for what it holds.
+
+        Raises: as `check`, for an act or place that is not there or a factor that is no number.
+        """
         where = self._arguments() + ", must_fire=False"
         if self.act == "observe":
             return f"session.observe({self.point!r}{where})"

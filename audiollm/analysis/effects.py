@@ -75,7 +75,7 @@ class EditEffect:
         return self._where(self.rows.source == number)
 
     def last(self, sample_index: int = 0) -> EditEffect:
-        """The last position of one request's prompt, whose logits choose the first new token; R is 1."""
+        """The last position of one request's prompt, whose logits choose the first new token; R is 1. Raises: ArgumentError."""
         mine = np.flatnonzero(self.rows.sample_index == sample_index)
         if not len(mine):
             raise _bad(f"request {sample_index!r} is not one of the {len(self.next_tokens)} request(s)", "sample_index")
