@@ -53,9 +53,9 @@ def card(name: str, run: Run, answers: list[Answer], probes: list[dict], notes: 
             "",
             "## Training",
             "",
-            f"{run.steps:,} steps in {run.minutes:.0f} minutes of one CPU core (the process's own time; float32, seed {run.seed}), "
-            "the two families side by side, by `tools/train_demo` of this repository. Loss on the answers; an auxiliary target a token (pitches, family, drums, "
-            "onsets, tempo, chord, clock) helped in training and was dropped.",
+            f"{run.steps:,} steps in {run.minutes:.0f} minutes of one CPU core (the process's own time; float32, seed "
+            f"{run.seed}), the two families side by side, by `tools/train_demo` of this repository. Loss on the answers; an "
+            "auxiliary target a token (pitches, family, drums, onsets, tempo, chord, clock) helped in training and was dropped.",
             "",
             "## Held-out accuracy",
             "",

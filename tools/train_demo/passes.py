@@ -152,15 +152,25 @@ class Pass:
 
     def states(self, batch: Packed, projected: torch.Tensor | None, streams: Sequence[torch.Tensor]) -> torch.Tensor:
         """The language model's final states [B, L, 160]."""
+        return self.layers(batch, projected, streams)[-1]
+
+    def layers(
+        self, batch: Packed, projected: torch.Tensor | None, streams: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """The language model's states [B, L, 160] by layer, as `Session.forward` numbers them; the last is normed."""
         language = self.family.decoder()
         embeds = language.embed_tokens(batch.ids)
         if projected is not None:
             embeds = embeds.index_put((batch.rows, batch.columns), projected)
 
-        def decode() -> torch.Tensor:
+        def decode() -> tuple[torch.Tensor, ...]:
             return language(
-                inputs_embeds=embeds, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
-            ).last_hidden_state
+                inputs_embeds=embeds,
+                attention_mask=batch.mask,
+                position_ids=batch.positions,
+                use_cache=False,
+                output_hidden_states=True,
+            ).hidden_states
 
         if not streams:
             return decode()

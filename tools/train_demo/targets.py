@@ -1,7 +1,9 @@
 """What every audio token is told while training, and nothing of it is kept: pitches, family, drums, onsets, tempo, chord, clock.
 
-One linear map from the projected embeddings [U, 160] to `N_OUT` numbers a token. With it pitch class is well above chance
-after three minutes; without it, it is not.
+A linear map from the projected embeddings [U, 160] to `N_OUT` numbers a token, and another one from the language model's
+states at the audio tokens, which also tells when the second note began. With the first pitch class is well above chance
+after three minutes, and without it is not; the second was added during the training, where what takes a whole clip
+(direction, tempo, onset) was still at chance.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ _BINARY = N_PITCHES + len(FAMILIES) + 4  # roll, families, kick, snare, cymbal, 
 # Classes a token, each with its number of classes; -100 where there is nothing to say.
 CLASSES = {"tempo": 3, "quality": 2, "root": 12, "direction": 2, "clock": N_CLOCK}
 N_OUT = _BINARY + sum(CLASSES.values()) + N_PITCHES + 12 + len(FAMILIES)
-_WEIGHTS = {"tempo": 0.3, "quality": 0.5, "root": 0.3, "direction": 0.3, "clock": 0.1}
+_WEIGHTS = {"tempo": 1.0, "quality": 1.0, "root": 0.3, "direction": 1.0, "clock": 0.3}
+N_READ = N_OUT + N_CLOCK  # the second map's: also the half second in which the second note began
 _KICK, _SNARE = HITS["kick"], HITS["snare"]
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Binary targets [U, _BINARY] float32 and classes [U, 5] int64 of some tokens."""
+    """Binary targets [U, _BINARY] float32 and classes [U, 5] int64 of some tokens; `second` [U] int64, see `N_READ`."""
 
     binary: np.ndarray
     classes: np.ndarray
+    second: np.ndarray
 
 
 def targets_of(clip: Clip, n_tokens: int, token_s: float) -> Targets:
@@ -62,7 +66,18 @@ def targets_of(clip: Clip, n_tokens: int, token_s: float) -> Targets:
         where = sounding if name in ("quality", "root") else slice(None)
         classes[where, i] = value
     classes[:, 4] = np.minimum(times / CLOCK_S, N_CLOCK - 1)
-    return Targets(binary, classes)
+    second = np.full(n_tokens, -100, dtype=np.int64)
+    if "onset" in facts:
+        at = float(facts["onset"])
+        second[times > at + 0.1] = min(round(at / CLOCK_S), N_CLOCK - 1)
+    return Targets(binary, classes, second)
+
+
+def read_classes(classes: np.ndarray) -> np.ndarray:
+    """The classes for states that see only what came before: tempo and direction in the clip's second half alone."""
+    heard = classes.copy()
+    heard[: len(heard) // 2, [0, 3]] = -100
+    return heard
 
 
 def _root(clip: Clip) -> int:
@@ -75,7 +90,11 @@ def loss(out: torch.Tensor, binary: torch.Tensor, classes: torch.Tensor) -> torc
     Sparse binary targets alone stay at their base rates for hundreds of steps; what carries is a share among the pitches,
     pitch classes and families that sound.
     """
-    each = functional.binary_cross_entropy_with_logits(out[:, :_BINARY], binary, reduction="none").mean(0)
+    rare = torch.ones(_BINARY)
+    rare[-4:] = 6.0
+    each = functional.binary_cross_entropy_with_logits(
+        out[:, :_BINARY], binary, pos_weight=rare, reduction="none"
+    ).mean(0)
     total = 0.25 * each[:N_PITCHES].sum() + 0.4 * each[N_PITCHES:].sum()
     start = _BINARY
     for i, (name, n) in enumerate(CLASSES.items()):
@@ -87,10 +106,18 @@ def loss(out: torch.Tensor, binary: torch.Tensor, classes: torch.Tensor) -> torc
     chroma = torch.stack([roll[:, i::12].amax(1) for i in range(12)], dim=1)
     families = binary[:, N_PITCHES : N_PITCHES + len(FAMILIES)]
     sounding = roll.sum(1) > 0
-    for shares in (roll, chroma, families):
+    for shares, weight in ((roll, 1.0), (chroma, 1.0), (families, 1.5)):
         said = out[sounding, start : start + shares.shape[1]]
         start += shares.shape[1]
         if len(said):
             told = shares[sounding] / shares[sounding].sum(1, keepdim=True)
-            total = total - (told * said.log_softmax(1)).sum(1).mean()
+            total = total - weight * (told * said.log_softmax(1)).sum(1).mean()
+    return total
+
+
+def read_loss(out: torch.Tensor, binary: torch.Tensor, classes: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The second map's loss of `out` [U, N_READ]."""
+    total = loss(out[:, :N_OUT], binary, classes)
+    if bool((second >= 0).any()):
+        total = total + functional.cross_entropy(out[:, N_OUT:], second, ignore_index=-100)
     return total

@@ -22,6 +22,7 @@ from .prompts import Prompter, Row
 from .questions import Scene
 
 END_WEIGHT = 0.2  # of the token that ends an answer
+READ_LAYERS = (2, 3)  # layers of the language model at whose audio tokens the second auxiliary map reads
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Training:
         self.model: Any = self.family.model
         torch.manual_seed(plan.seed)
         self.auxiliary = nn.Linear(shapes.LANGUAGE["hidden_size"], targets.N_OUT)
+        self.reading = nn.ModuleList([nn.Linear(shapes.LANGUAGE["hidden_size"], targets.N_READ) for _ in READ_LAYERS])
         self.run = Pass(self.family)
         self.prompter = Prompter(self.family)
         self.optimizer = self._optimizer()
@@ -61,6 +63,7 @@ class Training:
             {"params": [p for p in everything if p.dim() > 1], "weight_decay": self.plan.decay},
             {"params": [p for p in everything if p.dim() < 2], "weight_decay": 0.0},
         ]
+        sets.append({"params": list(self.reading.parameters()), "weight_decay": 0.0})
         return torch.optim.AdamW(sets, lr=self.plan.rate, betas=(0.9, 0.98), fused=True)
 
     @property
@@ -111,7 +114,8 @@ class Training:
         batch = packed(rows, self.family.pad_id)
         waves = [[clip.samples for clip in scene.clips] for scene in scenes if scene.clips]
         projected, streams = self.run.audio(waves, [[self.run.mel(wave) for wave in row] for row in waves])
-        logits = self.run.logits(self.run.states(batch, projected, streams), batch)
+        layers = self.run.layers(batch, projected, streams)
+        logits = self.run.logits(layers[-1], batch)
         weights = torch.where(batch.told == self.family.end_id, END_WEIGHT, 1.0)
         each = functional.cross_entropy(logits, batch.told, reduction="none")
         token_s = self.family.clock.token_s
@@ -120,11 +124,14 @@ class Training:
             for scene in scenes
             for clip in scene.clips
         ]
-        aux = targets.loss(
-            self.auxiliary(projected),
-            torch.cat([torch.from_numpy(t.binary) for t in told]),
-            torch.cat([torch.from_numpy(t.classes) for t in told]),
-        )
+        binary = torch.cat([torch.from_numpy(t.binary) for t in told])
+        classes = torch.cat([torch.from_numpy(t.classes) for t in told])
+        heard = torch.cat([torch.from_numpy(targets.read_classes(t.classes)) for t in told])
+        second = torch.cat([torch.from_numpy(t.second) for t in told])
+        aux = (1 - 0.8 * self.part) * targets.loss(self.auxiliary(projected), binary, classes)
+        for read, layer in zip(self.reading, READ_LAYERS, strict=True):
+            at_audio = functional.rms_norm(layers[layer][batch.rows, batch.columns], layers[layer].shape[-1:])
+            aux = aux + 0.15 * (1 - self.part) * targets.read_loss(read(at_audio), binary, heard, second)
         return (each * weights).sum() / weights.sum(), aux, right_answers(scenes, rows, logits.argmax(-1) == batch.told)
 
     def save(self) -> None:
@@ -135,6 +142,7 @@ class Training:
             "spent_s": self.spent_s,
             "model": self.model.state_dict(),
             "auxiliary": self.auxiliary.state_dict(),
+            "reading": self.reading.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
         partial = self.folder / "checkpoint.part"
@@ -149,7 +157,13 @@ class Training:
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.auxiliary.load_state_dict(state["auxiliary"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        if "reading" in state:
+            self.reading.load_state_dict(state["reading"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        else:  # written before the second map was added
+            known = self.optimizer.state_dict()
+            known["state"] = state["optimizer"]["state"]
+            self.optimizer.load_state_dict(known)
         self.step, self.spent_s = state["step"], state["spent_s"]
 
 
