@@ -54,6 +54,7 @@ class AudioPicker(Panel):
     heading = "Audio"
     audios = traitlets.Any(())
     folder = traitlets.Any(None)
+    _uploads: tempfile.TemporaryDirectory | None = None
 
     def __init__(
         self, folder: str | Path = ".", max_sources: int = MAX_SOURCES, session: Session | None = None
@@ -62,11 +63,11 @@ class AudioPicker(Panel):
             raise _bad(f"max_sources is {max_sources!r}; pass a whole number in 1..{MAX_SOURCES}", "max_sources")
         if session is not None and not hasattr(session, "count_tokens"):
             raise _bad(f"session is a {type(session).__name__}; pass what load_model returned, or None", "session")
+        start = checked_folder(folder)
         self.max_sources = max_sources
         self.session = session
         self._checked: tuple[Any, tuple[Header, ...], TokenCount | None] = ((), (), None)
         self._played: str | Path | Waveform | None = None
-        self._uploads: tempfile.TemporaryDirectory | None = None
         self._make_controls()
         super().__init__(self._laid_out())
         for button, act in (
@@ -80,11 +81,12 @@ class AudioPicker(Panel):
             (self.play_button, self.play),
         ):
             self.on_click(button, act)
+        self.path.on_msg(self.guarded(self._entered))
         self.on_change(self.filter, "value", self.refresh)
         self.on_change(self.upload, "value", self._uploaded)
         self.on_change(self, "folder", self.refresh)
         self.on_change(self, "audios", self._changed)
-        self.folder = checked_folder(folder)
+        self.folder = start
         self._changed()
 
     def _make_controls(self) -> None:
@@ -196,6 +198,10 @@ class AudioPicker(Panel):
             self.add(text if path is None else path)
         self.path.value = ""
 
+    def _entered(self, _: Any, content: dict[str, Any], __: Any) -> None:
+        if content.get("event") == "submit":
+            self.add_path()
+
     def move_up(self) -> None:
         """Put the marked source one place earlier; the first stays."""
         self._move(-1)
@@ -219,7 +225,8 @@ class AudioPicker(Panel):
         self._played = self.audios[number]
         self.player.value = wav
         self.player.layout.display = ""
-        self.heard.value = f'<span class="audiollm-note">{escape(self._cells(number)[0])}, {start_s:.2f}-{start_s + length_s:.2f} s</span>'
+        heard = f"{self._cells(number)[0]}, {start_s:.2f}-{start_s + length_s:.2f} s"
+        self.heard.value = f'<span class="audiollm-note">{escape(heard)}</span>'
 
     def _marked(self) -> int:
         if self.chosen.index is None:
@@ -326,10 +333,8 @@ class AudioPicker(Panel):
         """Lines that make the same Request; what was made in a cell is taken from `picker`."""
         every = enumerate(self.audios)
         named = [f"picker.audios[{k}]" if isinstance(audio, Waveform) else repr(str(audio)) for k, audio in every]
-        lines = ["from audiollm import Request", f"request = Request('Describe the music.', [{', '.join(named)}])"]
-        if self.session is not None:
-            lines.append("session.count_tokens(request)  # of the context, from the headers")
-        return "\n".join(lines)
+        count = "" if self.session is None else "\nsession.count_tokens(request)  # from the headers"
+        return f"from audiollm import Request\nrequest = Request('Describe the music.', [{', '.join(named)}]){count}"
 
     def close(self) -> None:
         """As every panel; what was uploaded is deleted."""
