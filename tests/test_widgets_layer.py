@@ -128,6 +128,7 @@ def test_a_slider_asks_the_small_model_once(panel, session_moss, monkeypatch):
 def test_only_what_is_shown_is_computed_where_all_is_too_much(session_moss, batch, monkeypatch):
     panel = LayerPanel(session_moss, batch)
     panel.wait()
+    panel.view.value, panel.layer.value = "self", 0
     panel.states.keeps_all = False
     panel.states.cache.clear()
     asked, extract = [], session_moss.extract_contextual_embeddings
@@ -136,7 +137,7 @@ def test_only_what_is_shown_is_computed_where_all_is_too_much(session_moss, batc
         "extract_contextual_embeddings",
         lambda b, layers: (asked.append(list(layers)), extract(b, layers))[1],
     )
-    panel.layer.value, panel.view.value = 1, "self"
+    panel.layer.value = 1
     panel.wait()
     panel.layer.value = 2
     assert "layer 2" in panel.describe()

@@ -127,7 +127,7 @@ class LayerStates:
 
         Layers that the limit does not hold together are computed a group at a time, one prefill a group.
         """
-        found = {layer: self._known_norms(layer) for layer in layers}
+        found: dict[int, Any] = {layer: self._known_norms(layer) for layer in layers}
         missing = [layer for layer, norms in found.items() if norms is None]
         for group in groups(self._every() if missing and self.keeps_all else missing, self._at_once):
             for layer, states in self._computed(group).items():

@@ -237,7 +237,11 @@ class LayerPanel(Panel):
         job = None
         while self._job is not job and not (self._job is not None and self._job.is_mine):
             job = self._job
-            super().wait(None if end is None else max(0.0, end - time.monotonic()))
+            try:
+                super().wait(None if end is None else max(0.0, end - time.monotonic()))
+            except KeyboardInterrupt:
+                self._stale = False
+                raise
         return self
 
     def _take(self, asked: views.Asked, result: Any) -> None:

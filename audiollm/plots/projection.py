@@ -83,7 +83,7 @@ def _scale(
 def _words(axes: Axes, result: Projection, labels: TokenLabels, alpha: np.ndarray) -> None:
     """Points whose colour and marker is a word, those that last longest first."""
     lengths = np.diff(labels.intervals, axis=1)[:, 0]
-    order = sorted(labels.classes, key=lambda name: -lengths[labels.labels == name].sum())
+    order = sorted(labels.classes, key=lambda name: -round(float(lengths[labels.labels == name].sum()), 6))
     for name, colour, marker in zip(order, _COLOURS, _MARKERS, strict=False):
         tokens = labels.tokens[labels.labels == name]
         told = f"{name} ({len(tokens)})"
