@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import weakref
+from datetime import UTC, datetime
 from pathlib import Path
 
 import ipywidgets
@@ -66,7 +67,13 @@ def names(picker: AudioPicker) -> list[str]:
 
 def sent(*files: tuple[str, bytes]) -> tuple[dict, ...]:
     return tuple(
-        {"name": name, "type": "audio/wav", "size": len(data), "content": memoryview(data), "last_modified": 0}
+        {
+            "name": name,
+            "type": "audio/wav",
+            "size": len(data),
+            "content": memoryview(data),
+            "last_modified": datetime(2026, 1, 1, tzinfo=UTC),
+        }
         for name, data in files
     )
 
