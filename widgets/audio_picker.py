@@ -110,7 +110,11 @@ class AudioPicker(Panel):
         )
         self.upload_note = ipywidgets.HTML(f'<span class="audiollm-note">{_UPLOAD_NOTE}</span>')
         self.chosen = ipywidgets.Select(
-            description="sources", tooltip="The chosen sources, in order", rows=MAX_SOURCES + 1, layout=wide
+            description="sources",
+            tooltip="The chosen sources, in order",
+            rows=MAX_SOURCES + 1,
+            layout=wide,
+            style={"description_width": "60px"},
         )
         self.up_button = _button("Move up", "Put the marked source before the one above it")
         self.down_button = _button("Move down", "Put the marked source after the one below it")
@@ -123,20 +127,20 @@ class AudioPicker(Panel):
             format="wav",
             autoplay=True,
             loop=False,
-            tooltip="Preview of the marked source",
             layout=ipywidgets.Layout(display="none"),
         )
         self.heard = ipywidgets.HTML()
         self.told = ipywidgets.HTML()
 
     def _laid_out(self) -> list[ipywidgets.Widget]:
-        row, half = ipywidgets.HBox, ipywidgets.Layout(width="50%", min_width="300px")
+        row = ipywidgets.HBox
+        narrow, broad = (ipywidgets.Layout(width=width, min_width="300px") for width in ("44%", "56%"))
         files = [self.where, self.filter, self.files, row([self.open_button, self.refresh_button])]
         other = [row([self.clip, self.clip_button]), row([self.path, self.path_button])]
         move = row([self.up_button, self.down_button, self.remove_button])
         heard = [row([self.play_button, self.start_s]), self.heard, self.player]
-        left = ipywidgets.VBox([*files, *other, self.upload, self.upload_note], layout=half)
-        return [row([left, ipywidgets.VBox([self.chosen, self.told, move, *heard], layout=half)])]
+        left = ipywidgets.VBox([*files, *other, self.upload, self.upload_note], layout=narrow)
+        return [row([left, ipywidgets.VBox([self.chosen, self.told, move, *heard], layout=broad)])]
 
     # The sources
 
@@ -345,7 +349,8 @@ class AudioPicker(Panel):
 
 
 def _button(description: str, tooltip: str) -> ipywidgets.Button:
-    return ipywidgets.Button(description=description, tooltip=tooltip, layout=ipywidgets.Layout(width="auto"))
+    layout = ipywidgets.Layout(width="auto", flex="0 0 auto")
+    return ipywidgets.Button(description=description, tooltip=tooltip, layout=layout)
 
 
 def _bad(message: str, source: str) -> ArgumentError:

@@ -181,7 +181,7 @@ def pytest_runtest_makereport(item, call):
 @pytest.fixture
 def page(lab, browser, request, tmp_path):
     page = browser.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(60_000)
     page.js_errors = []
     page.on("dialog", lambda dialog: dialog.accept())
     page.on("pageerror", lambda error: page.js_errors.append(str(error)))
