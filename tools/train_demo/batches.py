@@ -17,14 +17,18 @@ from .scenes import Palette, Studio
 
 GROUP_S = 26.0  # seconds of audio in a group
 QUESTIONS_S = 1.0  # what a clip's questions cost, in seconds of audio
-SHARES = {"note": 0.30, "chord": 0.26, "melody": 0.13, "tempo": 0.11, "onset": 0.20}
+# Notes and chords are learned first; what takes a whole clip needs more examples from then on.
+SHARES_FIRST = {"note": 0.30, "chord": 0.26, "melody": 0.13, "tempo": 0.11, "onset": 0.20}
+SHARES = {"note": 0.14, "chord": 0.20, "melody": 0.25, "tempo": 0.18, "onset": 0.23}
 SHARES_MULTIPLE = {"pair": 0.55, "stems": 0.27, "triple": 0.18}
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What lengths are drawn at some part (0-1) of the training."""
+    """What is drawn at some part (0-1) of the training."""
 
+    shares: dict[str, float]
+    shortest_s: float
     longest_s: float
     share_multiple: float
     share_windows: float
@@ -33,10 +37,12 @@ class Phase:
 def phase_at(part: float) -> Phase:
     """Short clips first, then all lengths."""
     if part < 0.10:
-        return Phase(3.0, 0.0, 0.0)
+        return Phase(SHARES_FIRST, 0.6, 3.0, 0.0, 0.0)
     if part < 0.25:
-        return Phase(6.0, 0.15, 0.0)
-    return Phase(12.0, 0.27, 0.0 if part < 0.35 else 0.05)
+        return Phase(SHARES_FIRST, 0.6, 6.0, 0.15, 0.0)
+    if part < 0.47:
+        return Phase(SHARES_FIRST, 0.6, 12.0, 0.27, 0.0 if part < 0.35 else 0.05)
+    return Phase(SHARES, 1.2, 12.0, 0.22, 0.05)
 
 
 def groups(bank: Bank, seed: int, step: int, part: float, n_groups: int = 2) -> list[list[Scene]]:
@@ -55,8 +61,9 @@ def _group(studio: Studio, phase: Phase) -> list[Scene]:
     if not multiple and studio.chance(phase.share_windows):
         length = studio.between(12.0, 36.0)
     else:
-        length = float(np.exp(rng.uniform(np.log(0.6), np.log(phase.longest_s))))
-    shares = SHARES_MULTIPLE if multiple else SHARES
+        shortest = 0.6 if studio.chance(0.15) else phase.shortest_s
+        length = float(np.exp(rng.uniform(np.log(shortest), np.log(phase.longest_s))))
+    shares = SHARES_MULTIPLE if multiple else phase.shares
     kinds = [kind for kind in (MULTIPLE if multiple else SINGLE) if least_s(kind) <= length]
     weights = np.array([shares[kind] for kind in kinds])
     if length > 12:
