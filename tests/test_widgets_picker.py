@@ -401,9 +401,9 @@ def test_an_hour_opens_at_once_from_its_header(tmp_path, session_moss, monkeypat
         monkeypatch.setattr(soundfile.SoundFile, name, no_reading)
     monkeypatch.setattr(audio, "_blocks", no_reading)
     picker = AudioPicker(tmp_path, session=session_moss)
-    started = time.perf_counter()
+    started = time.process_time()
     picker.audios = [path]
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert picker.headers[0].duration_s == 3600 and picker.count.sources == (45_000,)
     picker.close()
 
