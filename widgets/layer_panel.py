@@ -373,8 +373,9 @@ class LayerPanel(Panel):
 
     def close(self) -> None:
         """As every panel's, and forget the states."""
-        super().close()
-        self.states.cache.clear()
+        if not self._closed:  # what the constructor refused is closed as well, and has no states
+            super().close()
+            self.states.cache.clear()
 
 
 _NAMES = ("source", "layer", "other_source", "other_layer", "layers", "colour", "centered")
