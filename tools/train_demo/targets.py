@@ -73,10 +73,13 @@ def targets_of(clip: Clip, n_tokens: int, token_s: float) -> Targets:
     return Targets(binary, classes, second)
 
 
-def read_classes(classes: np.ndarray) -> np.ndarray:
-    """The classes for states that see only what came before: tempo and direction in the clip's second half alone."""
-    heard = classes.copy()
-    heard[: len(heard) // 2, [0, 3]] = -100
+def read_classes(clip: Clip, told: Targets, token_s: float) -> np.ndarray:
+    """The classes for states that see only what came before: direction from the second note on, tempo from 1.5 s on."""
+    heard = told.classes.copy()
+    starts = sorted(event.start_s for event in clip.events if not event.voice.is_drum)
+    if len(starts) > 1:
+        heard[: int(starts[1] / token_s) + 1, 3] = -100
+    heard[: int(1.5 / token_s), 0] = -100
     return heard
 
 
@@ -118,6 +121,12 @@ def loss(out: torch.Tensor, binary: torch.Tensor, classes: torch.Tensor) -> torc
 def read_loss(out: torch.Tensor, binary: torch.Tensor, classes: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """The second map's loss of `out` [U, N_READ]."""
     total = loss(out[:, :N_OUT], binary, classes)
+    whole = _BINARY + sum(n for name, n in list(CLASSES.items())[:3])
+    for first, column in ((_BINARY, 0), (whole, 3)):  # tempo and direction once more: they are learned last
+        n = list(CLASSES.values())[column]
+        if bool((classes[:, column] >= 0).any()):
+            said = out[:, first : first + n]
+            total = total + 3 * functional.cross_entropy(said, classes[:, column], ignore_index=-100)
     if bool((second >= 0).any()):
         total = total + functional.cross_entropy(out[:, N_OUT:], second, ignore_index=-100)
     return total

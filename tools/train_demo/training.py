@@ -126,12 +126,15 @@ class Training:
         ]
         binary = torch.cat([torch.from_numpy(t.binary) for t in told])
         classes = torch.cat([torch.from_numpy(t.classes) for t in told])
-        heard = torch.cat([torch.from_numpy(targets.read_classes(t.classes)) for t in told])
+        clips = [clip for scene in scenes for clip in scene.clips]
+        heard = torch.cat(
+            [torch.from_numpy(targets.read_classes(c, t, token_s)) for c, t in zip(clips, told, strict=True)]
+        )
         second = torch.cat([torch.from_numpy(t.second) for t in told])
         aux = (1 - 0.8 * self.part) * targets.loss(self.auxiliary(projected), binary, classes)
         for read, layer in zip(self.reading, READ_LAYERS, strict=True):
             at_audio = functional.rms_norm(layers[layer][batch.rows, batch.columns], layers[layer].shape[-1:])
-            aux = aux + 0.15 * (1 - self.part) * targets.read_loss(read(at_audio), binary, heard, second)
+            aux = aux + (0.15 if self.part < 0.85 else 0.03) * targets.read_loss(read(at_audio), binary, heard, second)
         return (each * weights).sum() / weights.sum(), aux, right_answers(scenes, rows, logits.argmax(-1) == batch.told)
 
     def save(self) -> None:
