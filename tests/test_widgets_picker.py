@@ -18,6 +18,7 @@ import soundfile
 from audiollm.widgets import AudioPicker
 from audiollm.widgets import audio_picker as module
 from audiollm.widgets.audio_files import entries, preview, readable_suffixes
+from audiollm.widgets.skin import Skin
 from ipywidgets.widgets.widget import _instances
 from looking import noise
 
@@ -471,7 +472,7 @@ def test_the_code_runs_and_makes_the_same(music, session_moss):
 
 
 def test_every_control_has_a_name(picker):
-    unnamed = (ipywidgets.HTML, ipywidgets.Box, ipywidgets.Audio)  # the line above the player says what it plays
+    unnamed = (ipywidgets.HTML, ipywidgets.Box, ipywidgets.Audio, Skin)  # the line above the player says what it plays
     for widget in vars(picker).values():
         if isinstance(widget, ipywidgets.DOMWidget) and not isinstance(widget, unnamed):
             assert getattr(widget, "description", "") or widget.tooltip, widget
