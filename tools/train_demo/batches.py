@@ -16,9 +16,11 @@ from .questions import MULTIPLE, SINGLE, Scene, draw, least_s, text_scene
 from .scenes import Palette, Studio
 
 GROUP_S = 26.0  # seconds of audio in a group
+WIDE_AGAIN = 0.84  # the part of the training from which lengths are wide again
 QUESTIONS_S = 1.0  # what a clip's questions cost, in seconds of audio
 # Notes and chords are learned first; what takes a whole clip needs more examples from then on.
 SHARES_FIRST = {"note": 0.30, "chord": 0.26, "melody": 0.13, "tempo": 0.11, "onset": 0.20}
+SHARES_WHOLE = {"note": 0.05, "chord": 0.12, "melody": 0.28, "tempo": 0.27, "onset": 0.28}
 SHARES = {"note": 0.14, "chord": 0.20, "melody": 0.25, "tempo": 0.18, "onset": 0.23}
 SHARES_MULTIPLE = {"pair": 0.55, "stems": 0.27, "triple": 0.18}
 
@@ -42,13 +44,18 @@ def phase_at(part: float) -> Phase:
         return Phase(SHARES_FIRST, 0.6, 6.0, 0.15, 0.0)
     if part < 0.47:
         return Phase(SHARES_FIRST, 0.6, 12.0, 0.27, 0.0 if part < 0.35 else 0.05)
-    return Phase(SHARES, 1.2, 12.0, 0.22, 0.05)
+    if part < 0.62:
+        return Phase(SHARES, 1.2, 12.0, 0.22, 0.05)
+    if part < WIDE_AGAIN:
+        return Phase(SHARES_WHOLE, 1.4, 3.4, 0.08, 0.0)
+    return Phase(SHARES, 0.8, 12.0, 0.22, 0.05)
 
 
-def groups(bank: Bank, seed: int, step: int, part: float, n_groups: int = 2) -> list[list[Scene]]:
+def groups(bank: Bank, seed: int, step: int, part: float) -> list[list[Scene]]:
     """The groups of one step, the same for the same arguments."""
     rng = np.random.default_rng([seed, step])
     studio = Studio(bank, Palette(), rng)
+    n_groups = 3 if 0.62 <= part < WIDE_AGAIN else 2
     made = [_group(studio, phase_at(part)) for _ in range(n_groups)]
     if step % 4 == 0:
         made[0] += [text_scene(studio) for _ in range(2)]

@@ -22,6 +22,7 @@ from .prompts import Prompter, Row
 from .questions import Scene
 
 END_WEIGHT = 0.2  # of the token that ends an answer
+SECOND = 0.62  # the part of the time from which short clips and more of them a step teach what takes a whole clip
 READ_LAYERS = (2, 3)  # layers of the language model at whose audio tokens the second auxiliary map reads
 
 
@@ -71,6 +72,14 @@ class Training:
         """How much of the time is over, 0-1."""
         return min(1.0, self.spent_s / (60 * self.plan.minutes))
 
+    def rate(self) -> float:
+        """The learning rate: warm-up, a cosine over the whole time, and from `SECOND` on a smaller cosine of its own."""
+        if self.part >= SECOND:
+            return self.plan.rate * 0.6 * (0.5 + 0.5 * math.cos(math.pi * (self.part - SECOND) / (1 - SECOND)))
+        return (
+            self.plan.rate * min(1.0, (self.step + 1) / self.plan.warm_up) * (0.5 + 0.5 * math.cos(math.pi * self.part))
+        )
+
     def train(self) -> None:
         """Go on until the time is over; the last checkpoint is the result."""
         self.model.train()
@@ -89,9 +98,7 @@ class Training:
 
     def one_step(self) -> dict[str, float]:
         """One update; returns its losses, and for each task "task" right answers of "n task"."""
-        rate = (
-            self.plan.rate * min(1.0, (self.step + 1) / self.plan.warm_up) * (0.5 + 0.5 * math.cos(math.pi * self.part))
-        )
+        rate = self.rate()
         for group in self.optimizer.param_groups:
             group["lr"] = max(rate, 2e-5)
         step_groups = groups(self.bank, self.plan.seed, self.step, self.part)
