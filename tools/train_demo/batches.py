@@ -16,7 +16,7 @@ from .questions import MULTIPLE, SINGLE, Scene, draw, least_s, text_scene
 from .scenes import Palette, Studio
 
 GROUP_S = 26.0  # seconds of audio in a group
-WIDE_AGAIN = 0.84  # the part of the training from which lengths are wide again
+WIDE_AGAIN = 0.88  # the part of the training from which lengths are wide again
 QUESTIONS_S = 1.0  # what a clip's questions cost, in seconds of audio
 # Notes and chords are learned first; what takes a whole clip needs more examples from then on.
 SHARES_FIRST = {"note": 0.30, "chord": 0.26, "melody": 0.13, "tempo": 0.11, "onset": 0.20}
