@@ -2,8 +2,7 @@
 
 A linear map from the projected embeddings [U, 160] to `N_OUT` numbers a token, and another one from the language model's
 states at the audio tokens, which also tells when the second note began. With the first pitch class is well above chance
-after three minutes, and without it is not; the second was added during the training, where what takes a whole clip
-(direction, tempo, onset) was still at chance.
+after three minutes, and without it is not; the second is for what takes a whole clip (direction, tempo, onset).
 """
 
 from __future__ import annotations

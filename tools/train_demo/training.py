@@ -22,7 +22,6 @@ from .prompts import Prompter, Row
 from .questions import Scene
 
 END_WEIGHT = 0.2  # of the token that ends an answer
-SECOND = 0.62  # the part of the time from which short clips and more of them a step teach what takes a whole clip
 READ_LAYERS = (2, 3)  # layers of the language model at whose audio tokens the second auxiliary map reads
 
 
@@ -35,7 +34,7 @@ class Plan:
 
     name: str
     seed: int = 1
-    minutes: float = 58.0
+    minutes: float = 100.0
     rate: float = 2e-3
     warm_up: int = 100
     decay: float = 0.05
@@ -73,12 +72,9 @@ class Training:
         return min(1.0, self.spent_s / (60 * self.plan.minutes))
 
     def rate(self) -> float:
-        """The learning rate: warm-up, a cosine over the whole time, and from `SECOND` on a smaller cosine of its own."""
-        if self.part >= SECOND:
-            return self.plan.rate * 0.6 * (0.5 + 0.5 * math.cos(math.pi * (self.part - SECOND) / (1 - SECOND)))
-        return (
-            self.plan.rate * min(1.0, (self.step + 1) / self.plan.warm_up) * (0.5 + 0.5 * math.cos(math.pi * self.part))
-        )
+        """The learning rate: warm-up by steps, then a cosine over the whole time."""
+        warm = min(1.0, (self.step + 1) / self.plan.warm_up)
+        return self.plan.rate * warm * (0.5 + 0.5 * math.cos(math.pi * self.part))
 
     def train(self) -> None:
         """Go on until the time is over; the last checkpoint is the result."""
@@ -167,13 +163,8 @@ class Training:
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.auxiliary.load_state_dict(state["auxiliary"])
-        if "reading" in state:
-            self.reading.load_state_dict(state["reading"])
-            self.optimizer.load_state_dict(state["optimizer"])
-        else:  # written before the second map was added
-            known = self.optimizer.state_dict()
-            known["state"] = state["optimizer"]["state"]
-            self.optimizer.load_state_dict(known)
+        self.reading.load_state_dict(state["reading"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.spent_s = state["step"], state["spent_s"]
 
 
