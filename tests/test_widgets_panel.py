@@ -259,3 +259,13 @@ def test_a_panel_that_its_constructor_refused_is_let_go_in_silence():
     with pytest.raises(ArgumentError):
         Refusing()
     gc.collect()
+
+
+def test_a_cell_that_shows_a_busy_panel_does_not_wait_for_ever(panel, monkeypatch):
+    monkeypatch.setattr("audiollm.widgets.panel._FIRST_WAIT_S", 0.05)
+    panel.go.click()
+    bundle = panel._repr_mimebundle_()
+    assert panel.busy and bundle["text/plain"] == "Trial: work is under way"
+    assert "application/vnd.jupyter.widget-view+json" in bundle and "image/png" not in bundle
+    panel.wait()
+    assert "image/png" in panel._repr_mimebundle_()

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..session import Session
     from .timeline_panel import TimelinePanel
 
-_FIRST_WAIT_S = 5.0
-
 
 class LayerPanel(Panel):
     """What the layers of a model hold of a batch's sources. Made as `LayerPanel(session, batch)`.
@@ -361,11 +359,6 @@ class LayerPanel(Panel):
             return StaticView(self._told())
         caption, head, rows = views.table(self._shown, self.result, self._labels)
         return StaticView(self._told(), (self.figure.picture,), (Table(caption, head, tuple(rows)),))
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """Shown at once, with Cancel, where the first picture takes long."""
-        self.wait(_FIRST_WAIT_S)
-        return {**super(Panel, self)._repr_mimebundle_(**kwargs), **self._twin().bundle()}
 
     def code(self) -> str:
         """Lines that compute and draw the same from `session`, `batch` and `annotations`."""

@@ -23,6 +23,9 @@ from .skin import Skin
 from .static_view import StaticView
 from .tree import close_tree
 
+# How long a cell that shows a panel waits for work that is running, so that what is stored has its result.
+_FIRST_WAIT_S = 5.0
+
 log = logging.getLogger(__name__)
 
 
@@ -195,11 +198,16 @@ class Panel(ipywidgets.VBox):
         self._was_shown = self._was_shown or bool(self._view_count)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        bundle = super()._repr_mimebundle_(**kwargs)
-        return {**bundle, **self.static().bundle()}
+        """The widget with its twin; at once, with Cancel, where its work takes longer than a few seconds."""
+        bundle = super()._repr_mimebundle_(**kwargs)  # asks for repr, which waits for the first seconds
+        twin = StaticView(bundle["text/plain"]) if self.busy or self._closed else self.static()
+        return {**bundle, **twin.bundle()}
 
     def __repr__(self) -> str:
-        return self.describe() if not self._closed else f"{type(self).__name__}(closed)"
+        if self._closed:
+            return f"{type(self).__name__}(closed)"
+        self.wait(_FIRST_WAIT_S)
+        return f"{self.heading}: work is under way" if self.busy else self.describe()
 
     def close(self) -> None:
         """Cancel what runs, let go of the panels it follows, and free every model of the panel."""
