@@ -107,6 +107,31 @@ def test_from_the_picker_to_an_answer(lab, opened):
     assert page.js_errors == []
 
 
+def test_tokens_and_timeline_choose_each_other_by_keys(lab, opened):
+    page = opened
+    tab(page, "Timeline")
+    table = page.get_by_role("treegrid")
+    table.wait_for()
+    cells = page.locator(".jp-Notebook .jp-Cell").count()
+    run = table.get_by_role("row", name=re.compile("audio of source 1")).first
+    run.click()
+    for key in ("b", "b", "a", "d", "d", "x"):
+        page.keyboard.press(key)
+    assert page.locator(".jp-Notebook .jp-Cell").count() == cells, "keys stay in the table"
+    page.keyboard.press("Enter")
+    chosen = state(lab, page)["selection"]
+    assert chosen[0] == 1 and chosen[1] < chosen[2], "an audio run selects its seconds"
+    run.click()
+    before = table.get_by_role("row").count()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("n => document.querySelectorAll('[role=treegrid] [role=row]').length > n", arg=before)
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("n => document.querySelectorAll('[role=treegrid] [role=row]').length === n", arg=before)
+    drag(page, 4.1, 5.0)
+    page.wait_for_function("() => document.querySelector('[role=treegrid] [role=row][aria-selected=true]')")
+    assert page.js_errors == []
+
+
 def test_an_error_is_shown_and_the_panel_goes_on(lab, opened):
     page = opened
     tab(page, "Hooks")

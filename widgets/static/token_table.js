@@ -36,7 +36,6 @@ function render({ model, el }) {
   const table = document.createElement("table");
   table.className = "audiollm-tokens";
   table.setAttribute("role", "treegrid");
-  table.setAttribute("data-lm-suppress-shortcuts", "true");
   const head = table.createTHead().insertRow();
   head.setAttribute("role", "row");
   for (const name of HEAD) {
@@ -79,7 +78,9 @@ function render({ model, el }) {
   };
   const onKey = (event) => {
     const rows = model.get("rows");
-    if (!rows.length || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.key === "Tab") return;
+    event.stopPropagation();  // whatever it is, it is not the notebook's
+    if (!rows.length) return;
     const row = rows[active];
     const acts = {
       ArrowDown: () => focus(active + 1),
@@ -97,7 +98,6 @@ function render({ model, el }) {
     const act = acts[event.key];
     if (!act) return;
     event.preventDefault();
-    event.stopPropagation();
     act();
   };
   table.addEventListener("keydown", onKey);
