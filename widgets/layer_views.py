@@ -155,6 +155,7 @@ def place(asked: Asked, result: Any, x: float, y: float, playing: int | None) ->
 
 def table(asked: Asked, result: Any, labels: TokenLabels | None) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
     """Caption, head and rows of the numbers behind a picture."""
+    rows: list[tuple[str, ...]]
     if isinstance(result, LayerNorms):
         rows = [
             (str(k), f"{row.mean():.4g}", f"{row.min():.4g}", f"{row.max():.4g}")

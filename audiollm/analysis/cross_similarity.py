@@ -97,8 +97,8 @@ def cross_similarity(
 
 def _same(rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the tokens of both that start at the same microsecond."""
-    starts = [np.round(seconds[:, 0] * 1e6).astype(np.int64) for seconds in (rows, columns)]
-    return np.intersect1d(*starts, return_indices=True)[1:]
+    first, second = (np.round(seconds[:, 0] * 1e6).astype(np.int64) for seconds in (rows, columns))
+    return np.intersect1d(first, second, return_indices=True)[1:]
 
 
 def _bad(message: str, source: str) -> ArgumentError:

@@ -63,7 +63,7 @@ def _lines(axes: Axes) -> Iterator[str]:
 
 def _images(axes: Axes) -> Iterator[str]:
     for image in axes.images:
-        array = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
+        array = _filled(image.get_array())
         yield f"image {' x '.join(map(str, array.shape))}: {_values(array)}"
 
 
@@ -77,15 +77,21 @@ def _groups(axes: Axes) -> Iterator[str]:
     """Meshes, scattered points and filled areas."""
     for group in axes.collections:
         array = group.get_array()
-        offsets = np.ma.filled(np.ma.asarray(group.get_offsets(), dtype=float), np.nan)
+        offsets = _filled(group.get_offsets())
         if array is not None:
-            yield f"{_kind(group)}{_label(group)}: {_values(np.ma.filled(np.ma.asarray(array, dtype=float), np.nan))}"
+            yield f"{_kind(group)}{_label(group)}: {_values(_filled(array))}"
         elif len(offsets) > 1:
             yield f"{_kind(group)}{_label(group)}: {len(offsets)} points, y {_values(offsets[:, 1])}"
         else:
-            corners = [path.vertices[:, 1] for path in group.get_paths() if len(path.vertices)]
+            vertices = [np.asarray(path.vertices) for path in group.get_paths()]
+            corners = [each[:, 1] for each in vertices if len(each)]
             if corners:
                 yield f"{_kind(group)}{_label(group)}: {_values(np.concatenate(corners))}"
+
+
+def _filled(given: Any) -> np.ndarray:
+    """Numbers, with NaN for what is masked."""
+    return np.asarray(np.ma.filled(np.ma.asarray(given, dtype=float), np.nan))
 
 
 def _kind(group: Any) -> str:

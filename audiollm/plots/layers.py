@@ -6,7 +6,7 @@ These are drawn at fixed places of the figure and as images, so that a slider ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -121,8 +121,10 @@ def similarity_map(
     >>> figure.axes[0].get_xlabel()
     'bass, seconds'
     """
-    is_self = isinstance(result, SelfSimilarity)
-    rows, columns = (result.intervals,) * 2 if is_self else (result.rows, result.columns)
+    if isinstance(result, SelfSimilarity):
+        rows = columns = result.intervals
+    else:
+        rows, columns = result.rows, result.columns
     figure = Figure(figsize=(7, 5.6))
     axes = figure.add_axes((0.12, 0.11, 0.68, 0.85))
     image = _image(axes, result.values, columns, (rows[0, 0], _full_end(rows)), vmin=-1, vmax=1, cmap="RdBu_r")
@@ -148,7 +150,7 @@ def _full_end(intervals: np.ndarray) -> float:
     return float(intervals[0, 0] + len(intervals) * (intervals[0, 1] - intervals[0, 0]))
 
 
-def _image(axes: Axes, values: np.ndarray, intervals: np.ndarray, up: Span, **how: object) -> AxesImage:
+def _image(axes: Axes, values: np.ndarray, intervals: np.ndarray, up: Span, **how: Any) -> AxesImage:
     """Columns of equal length from the first interval on, rows from bottom to top."""
     extent = (float(intervals[0, 0]), _full_end(intervals), float(up[0]), float(up[1]))
     return axes.imshow(values, extent=extent, origin="lower", aspect="auto", interpolation="nearest", **how)

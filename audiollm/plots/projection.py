@@ -55,16 +55,32 @@ def projection(
         rest = np.setdiff1d(np.arange(len(result.points)), labels.tokens)
         if len(rest):
             told = f"no label ({len(rest)})"
-            axes.scatter(*result.points[rest].T, s=6, color=_GREY, alpha=alpha[rest], label=told, zorder=2)
+            axes.scatter(
+                result.points[rest, 0],
+                result.points[rest, 1],
+                s=6,
+                color=_GREY,
+                alpha=alpha[rest],
+                label=told,
+                zorder=2,
+            )
         if labels.labels.dtype.kind == "f":
             _scale(axes, result, labels.tokens, labels.labels, alpha, "label")
         else:
             _words(axes, result, labels, alpha)
             axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False, title="tokens")
     if selection:
-        axes.scatter(*result.points[chosen].T, s=60, facecolor="none", edgecolor=_RING, linewidth=1.5, zorder=4)
-    for name, share, say in zip(("first", "second"), result.explained, (axes.set_xlabel, axes.set_ylabel), strict=True):
-        say(f"{name} component, {share:.1%} of the variance")
+        axes.scatter(
+            result.points[chosen, 0],
+            result.points[chosen, 1],
+            s=60,
+            facecolor="none",
+            edgecolor=_RING,
+            linewidth=1.5,
+            zorder=4,
+        )
+    for name, share, axis in zip(("first", "second"), result.explained, (axes.xaxis, axes.yaxis), strict=True):
+        axis.set_label_text(f"{name} component, {share:.1%} of the variance")
     axes.set_title(title, fontsize=10)
     return figure
 
@@ -73,11 +89,21 @@ def _scale(
     axes: Axes, result: Projection, tokens: np.ndarray, values: np.ndarray, alpha: np.ndarray, label: str
 ) -> None:
     """Points whose colour is a number."""
-    points = axes.scatter(*result.points[tokens].T, c=values, s=20, cmap="viridis", alpha=alpha[tokens], zorder=3,
-                          edgecolor=_GREY, linewidth=0.4)  # fmt: skip
+    points = axes.scatter(
+        result.points[tokens, 0],
+        result.points[tokens, 1],
+        c=values,
+        s=20,
+        cmap="viridis",
+        alpha=alpha[tokens],
+        zorder=3,
+        edgecolor=_GREY,
+        linewidth=0.4,
+    )
     shown = axes.figure.add_axes((0.79, 0.11, 0.02, 0.82))
     bar = axes.figure.colorbar(points, cax=shown, label=label)
-    bar.solids.set_alpha(1)
+    if bar.solids is not None:
+        bar.solids.set_alpha(1)
 
 
 def _words(axes: Axes, result: Projection, labels: TokenLabels, alpha: np.ndarray) -> None:
@@ -88,9 +114,25 @@ def _words(axes: Axes, result: Projection, labels: TokenLabels, alpha: np.ndarra
         tokens = labels.tokens[labels.labels == name]
         told = f"{name} ({len(tokens)})"
         axes.scatter(
-            *result.points[tokens].T, s=22, color=colour, marker=marker, alpha=alpha[tokens], label=told, zorder=3
+            result.points[tokens, 0],
+            result.points[tokens, 1],
+            s=22,
+            color=colour,
+            marker=marker,
+            alpha=alpha[tokens],
+            label=told,
+            zorder=3,
         )
     others = labels.tokens[np.isin(labels.labels, order[len(_COLOURS) :])]
     if len(others):
         told = f"{len(order) - len(_COLOURS)} other labels ({len(others)})"
-        axes.scatter(*result.points[others].T, s=14, color=_GREY, marker="x", alpha=alpha[others], label=told, zorder=2)
+        axes.scatter(
+            result.points[others, 0],
+            result.points[others, 1],
+            s=14,
+            color=_GREY,
+            marker="x",
+            alpha=alpha[others],
+            label=told,
+            zorder=2,
+        )
