@@ -13,10 +13,13 @@ from .audio import readable_formats
 
 # What the package needs, as pyproject says it; a test compares the two. A checkout may run without being installed.
 REQUIREMENTS = (
+    "anywidget>=0.9",
     "filelock>=3.12",
     "gguf>=0.19",
     "huggingface-hub>=1.0",
+    "ipywidgets>=8.1",
     "jinja2>=3.1",
+    "jupyterlab>=4.2",
     "matplotlib>=3.8",
     "numpy>=1.26",
     "packaging>=23",
