@@ -151,27 +151,44 @@ def seeded(seed: int | None, device: torch.device, run: Callable[[], Result]) ->
     """
     if seed is None:
         return run()
-    on_cuda = device.type == "cuda"
-    with _STREAM:
-        before = torch.get_rng_state()
-        before_cuda = torch.cuda.get_rng_state(device) if on_cuda else None
+    held: list[bool] = []
 
-        def restore() -> None:
-            torch.set_rng_state(before)
-            if before_cuda is not None:
-                torch.cuda.set_rng_state(before_cuda, device)
+    def give_back() -> None:
+        _STREAM.release() if held and held.pop() else None  # in one line, so that it happens once or not at all
 
+    # Not `with`: an interrupt at its end, before the lock is given back, would keep it from all other threads for ever.
+    try:
         try:
-            try:
-                torch.default_generator.manual_seed(seed)
-                if on_cuda:
-                    with torch.cuda.device(device):
-                        torch.cuda.manual_seed(seed)
-                return run()
-            finally:
-                restore()
+            held.append(_STREAM.acquire())
+            return _seeded(seed, device, run)
+        finally:
+            give_back()
+    finally:
+        give_back()
+
+
+def _seeded(seed: int, device: torch.device, run: Callable[[], Result]) -> Result:
+    """The part of `seeded` that one thread at a time may do."""
+    on_cuda = device.type == "cuda"
+    before = torch.get_rng_state()
+    before_cuda = torch.cuda.get_rng_state(device) if on_cuda else None
+
+    def restore() -> None:
+        torch.set_rng_state(before)
+        if before_cuda is not None:
+            torch.cuda.set_rng_state(before_cuda, device)
+
+    try:
+        try:
+            torch.default_generator.manual_seed(seed)
+            if on_cuda:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
+            return run()
         finally:
             restore()
+    finally:
+        restore()
 
 
 class Watcher(StoppingCriteria):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,7 @@ from looking import FAMILIES, hooks, noise
 from audiollm import Request, edits
 from audiollm.analysis import attention_over_time
 from audiollm.calls import Context
+from audiollm.generation import _STREAM
 
 FILES = tuple(
     os.sep + name
@@ -37,6 +39,21 @@ FILES = tuple(
 )
 EXIT = Context.__exit__.__code__.co_firstlineno + 1
 LOGGER = logging.getLogger("transformers.generation.stopping_criteria")
+
+
+def free(lock) -> bool:
+    """Whether another thread could take a lock that this one may hold."""
+    got: list[bool] = []
+
+    def attempt() -> None:
+        got.append(lock.acquire(blocking=False))
+        if got[0]:
+            lock.release()
+
+    other = threading.Thread(target=attempt)
+    other.start()
+    other.join()
+    return got[0]
 
 
 def traced(call: Callable[[], object], stop_at: int | None) -> int:
@@ -106,6 +123,7 @@ def test_an_interrupt_at_any_line_leaves_a_fresh_model(request, family, name):
         assert hooks(session) == before, f"a hook stayed after line {stop_at}"
         assert torch.equal(torch.get_rng_state(), state), f"random state after line {stop_at}"
         assert not session._running and not session._contexts, f"busy after line {stop_at}"
+        assert free(_STREAM), f"no other thread can sample after line {stop_at}"
         assert torch.is_grad_enabled() and LOGGER.filters == filters, f"grad mode or log filter after line {stop_at}"
         assert torch.get_default_dtype() == torch.float32
     assert tried >= min(lines, 20)
