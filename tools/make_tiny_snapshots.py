@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -48,8 +49,10 @@ You are a helpful assistant.<|im_end|>
 {% endif %}"""
 
 
-def learned_tokenizer(special: tuple[str, ...]) -> Tokenizer:
-    """A byte-level BPE in Qwen's manner, trained on CORPUS, with `special` as its last ids."""
+def learned_tokenizer(
+    special: tuple[str, ...], lines: Iterable[str] = CORPUS.splitlines(), n_words: int = N_WORDS
+) -> Tokenizer:
+    """A byte-level BPE in Qwen's manner, 256 bytes and merges learned from `lines`, with `special` as its last ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
@@ -58,9 +61,9 @@ def learned_tokenizer(special: tuple[str, ...]) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=N_WORDS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False, min_frequency=1
+        vocab_size=n_words, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False, min_frequency=1
     )
-    tokenizer.train_from_iterator(CORPUS.splitlines(), trainer)
+    tokenizer.train_from_iterator(lines, trainer)
     tokenizer.add_special_tokens(list(special))
     return tokenizer
 

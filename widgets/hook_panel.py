@@ -18,6 +18,7 @@ from ..plots.effects import effect_map, next_token_bars
 from .figure_view import FigureView, SecondsAxis
 from .job import Job
 from .panel import Panel
+from .selection import checked_selection, same_batch
 from .static_view import StaticView, Table
 
 if TYPE_CHECKING:
@@ -205,9 +206,7 @@ class HookPanel(Panel):
 
     @traitlets.validate("selection")
     def _check_selection(self, proposal: Any) -> tuple:
-        value = tuple(proposal.value)
-        if value and len(value) != 3:
-            raise _bad(f"selection is {value!r}; pass (source, start_s, end_s), or ()", "selection")
+        value = checked_selection(self.batch, proposal.value)
         if value:
             Attachment("embed", source=value[0], seconds=value[1:]).check(self.session, self.batch)
         return value
@@ -217,8 +216,7 @@ class HookPanel(Panel):
 
         Raises: ArgumentError for a timeline of another batch.
         """
-        if timeline.batch is not self.batch:
-            raise _bad("the timeline is of another batch; make both panels from one", "timeline")
+        same_batch(self.batch, timeline)
         self._take_selection(timeline.selection)
         self.follow_trait(timeline, "selection", self._take_selection)
         self.follow_trait(timeline, "cursor_s", lambda _: self._move_cursor(timeline))

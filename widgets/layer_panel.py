@@ -17,6 +17,7 @@ from .figure_view import FigureView
 from .job import Job
 from .layer_cache import LIMIT_BYTES, LayerStates
 from .panel import Panel
+from .selection import checked_selection, checked_source, same_batch
 from .static_view import StaticView, Table
 
 if TYPE_CHECKING:
@@ -126,7 +127,9 @@ class LayerPanel(Panel):
         """Refuse what is no annotation, or labels no token of the source it is for (of any source, for None)."""
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise _bad(f"annotation {name!r} must be (intervals [n, 2] in seconds, n labels)", "annotations")
-        numbers = range(len(self.batch.slots)) if source is None else [self._checked_source(source, "annotations")]
+        numbers = (
+            range(len(self.batch.slots)) if source is None else [checked_source(self.batch, source, "annotations")]
+        )
         refused = None
         for number in numbers:
             try:
@@ -138,20 +141,7 @@ class LayerPanel(Panel):
 
     @traitlets.validate("selection")
     def _check_selection(self, proposal: Any) -> tuple:
-        value = tuple(proposal.value)
-        if not value:
-            return ()
-        if len(value) != 3:
-            raise _bad(f"selection is {value!r}; pass (source, start_s, end_s), or ()", "selection")
-        number, start_s, end_s = value
-        used_s = self.batch.timeline[self._checked_source(number, "selection")].used_s
-        if not 0 <= start_s < end_s <= used_s + 1e-9:
-            raise _bad(
-                f"selection {value!r} does not lie within source {number} of {used_s:.3f} s; pass 0 <= start_s < end_s in "
-                "seconds (did you pass milliseconds?)",
-                "selection",
-            )
-        return number, float(start_s), float(end_s)
+        return checked_selection(self.batch, proposal.value)
 
     @traitlets.validate("cursor")
     def _check_cursor(self, proposal: Any) -> tuple:
@@ -159,13 +149,8 @@ class LayerPanel(Panel):
         if value and len(value) != 2:
             raise _bad(f"cursor is {value!r}; pass (source, second), or ()", "cursor")
         if value:
-            self.batch.timeline[self._checked_source(value[0], "cursor")].at(value[1])
+            self.batch.timeline[checked_source(self.batch, value[0], "cursor")].at(value[1])
         return value
-
-    def _checked_source(self, number: Any, what: str) -> int:
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(self.batch.slots):
-            raise _bad(f"source {number!r} is not one of the batch's {len(self.batch.slots)} source(s)", what)
-        return number
 
     # Computing
 
@@ -304,8 +289,7 @@ class LayerPanel(Panel):
 
         Raises: ArgumentError for a timeline of another batch.
         """
-        if timeline.batch is not self.batch:
-            raise _bad("the timeline is of another batch; make both panels from one", "timeline")
+        same_batch(self.batch, timeline)
         self._timeline = timeline
         self.follow_trait(timeline, "cursor_s", lambda _: self._follow_cursor())
         self.follow_trait(timeline, "source", self._follow_source)

@@ -14,6 +14,7 @@ from ..plots import timeline as draw
 from ..timeline import Moment
 from .figure_view import rendered
 from .panel import Panel
+from .selection import checked_selection, checked_source
 from .static_view import Picture, StaticView, Table
 from .timeline_view import TimelineView
 
@@ -112,20 +113,7 @@ class TimelinePanel(Panel):
 
     @traitlets.validate("selection")
     def _check_selection(self, proposal: Any) -> tuple:
-        value = tuple(proposal.value)
-        if not value:
-            return ()
-        if len(value) != 3:
-            raise _bad(f"selection is {value!r}; pass (source, start_s, end_s), or ()", "selection")
-        number, start_s, end_s = value
-        used_s = self._timeline(number).used_s
-        if not 0 <= start_s < end_s <= used_s + 1e-9:
-            raise _bad(
-                f"selection {value!r} does not lie within source {number} of {used_s:.3f} s; pass 0 <= start_s < end_s in "
-                "seconds (did you pass milliseconds?)",
-                "selection",
-            )
-        return int(number), float(start_s), min(float(end_s), used_s)
+        return checked_selection(self.batch, proposal.value)
 
     @traitlets.validate("selected_tokens")
     def _check_tokens(self, proposal: Any) -> tuple:
@@ -143,9 +131,7 @@ class TimelinePanel(Panel):
         return int(number), int(first), int(last)
 
     def _timeline(self, number: Any) -> Any:
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(self.batch.timeline):
-            raise _bad(f"source {number!r} is not one of the batch's {len(self.batch.timeline)} source(s)", "source")
-        return self.batch.timeline[number]
+        return self.batch.timeline[checked_source(self.batch, number)]
 
     # Keeping the two sides alike
 

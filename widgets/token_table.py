@@ -13,6 +13,7 @@ from ..plots.token_strip import token_strip
 from ..token_runs import TokenRun, check_request, token_row, token_runs
 from .figure_view import rendered
 from .panel import Panel
+from .selection import same_batch
 from .skin import asset
 from .static_view import Picture, StaticView, Table
 
@@ -82,8 +83,7 @@ class TokenTable(Panel):
 
     def follow(self, timeline: TimelinePanel) -> TokenTable:
         """Show what a timeline selects, and select there what is chosen here. Raises: ArgumentError for another batch's."""
-        if timeline.batch is not self.batch:
-            raise _bad("the timeline shows another batch than this table; make both of one batch", "timeline")
+        same_batch(self.batch, timeline)
         self.follow_trait(timeline, "selected_tokens", lambda value: setattr(self, "selected", tuple(value)))
         self.selected = tuple(timeline.selected_tokens)
         self.follow_trait(self, "selected", lambda value: self._select_there(timeline, value))

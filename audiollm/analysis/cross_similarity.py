@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ArgumentError
 from .cka import cka
 from .labels import token_seconds
-from .similarity import MAX_BINS, _unit, average_over
+from .similarity import MAX_BINS, average_over, token_bins, unit_rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,8 +73,6 @@ def cross_similarity(
     >>> cross_similarity(states[2], timeline, states[3], timeline).values.shape
     (150, 150)
     """
-    if isinstance(max_bins, bool) or not isinstance(max_bins, int) or max_bins < 1:
-        raise _bad(f"max_bins is {max_bins!r}; pass a whole number, 1 or more", "max_bins")
     if np.ndim(rows) != 2 or np.shape(rows)[1:] != np.shape(columns)[1:]:
         raise _bad(
             f"rows are {list(np.shape(rows))} and columns {list(np.shape(columns))}; pass [tokens, width] of one model",
@@ -83,9 +81,8 @@ def cross_similarity(
     sides, units = [], []
     for states, intervals in ((rows, row_intervals), (columns, column_intervals)):
         seconds = token_seconds(intervals)[0]
-        edges = np.append(seconds[:: -(-len(seconds) // max_bins), 0], seconds[-1, 1])
-        bins = np.stack([edges[:-1], edges[1:]], axis=1)
-        units.append(_unit([average_over(states, seconds, bins)[0]], centered)[0])
+        bins = token_bins(seconds, max_bins)
+        units.append(unit_rows([average_over(states, seconds, bins)[0]], centered)[0])
         sides.append((seconds, bins))
     same = _same(sides[0][0], sides[1][0])
     alike = np.nan

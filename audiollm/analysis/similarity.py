@@ -147,16 +147,12 @@ def self_similarity(
     array([ 1.,  1., -1., -1.,  1.,  1., -1., -1.])
     """
     seconds = token_seconds(intervals)[0]
-    if isinstance(max_bins, bool) or not isinstance(max_bins, int) or max_bins < 1:
-        raise _bad(f"max_bins is {max_bins!r}; pass a whole number, 1 or more", "max_bins")
-    if bin_s is None:
-        step = -(-len(seconds) // max_bins)
-        edges = np.append(seconds[::step, 0], seconds[-1, 1])
-    else:
+    bins = token_bins(seconds, max_bins)
+    if bin_s is not None:
         edges = _edges(seconds[0, 0], seconds[-1, 1], bin_s, "bin_s", max_bins)
-    bins = np.stack([edges[:-1], edges[1:]], axis=1)
+        bins = np.stack([edges[:-1], edges[1:]], axis=1)
     averaged, _ = average_over(states, seconds, bins)
-    unit = _unit([averaged], centered)[0]
+    unit = unit_rows([averaged], centered)[0]
     values = np.clip(unit @ unit.T, -1, 1)
     return SelfSimilarity((values + values.T) / 2, bins, centered)
 
@@ -202,7 +198,7 @@ def stem_retrieval(
     if len(windows) < 2:
         raise _bad(f"{end_s:.3f} s hold fewer than 2 windows of {window_s:g} s; pass a smaller window_s", "window_s")
     averaged = [average_over(values, seconds[: len(values)], windows)[0] for values in (mix, *stems.values())]
-    mixed, *queries = _unit(averaged, centered)
+    mixed, *queries = unit_rows(averaged, centered)
     similarity, ranks, nearest = [], [], []
     with tqdm(total=len(queries) * len(windows), desc="retrieval", unit="window", disable=None, leave=False) as bar:
         for query in queries:
@@ -248,6 +244,17 @@ def average_over(values: Any, intervals: Any, onto: np.ndarray) -> tuple[np.ndar
     return total / np.where(covered > 0, covered, 1)[:, None], covered
 
 
+def token_bins(seconds: np.ndarray, max_bins: int) -> np.ndarray:
+    """Bins [T, 2] of as few whole tokens, of `seconds` [U, 2], as keep them at `max_bins` or fewer.
+
+    Raises: ArgumentError for a `max_bins` that is no whole number from 1 on.
+    """
+    if isinstance(max_bins, bool) or not isinstance(max_bins, int) or max_bins < 1:
+        raise _bad(f"max_bins is {max_bins!r}; pass a whole number, 1 or more", "max_bins")
+    edges = np.append(seconds[:: -(-len(seconds) // max_bins), 0], seconds[-1, 1])
+    return np.stack([edges[:-1], edges[1:]], axis=1)
+
+
 def _edges(
     start_s: float, end_s: float, step_s: float, what: str, most: int | None = None, whole: bool = False
 ) -> np.ndarray:
@@ -262,7 +269,7 @@ def _edges(
     return edges if whole else np.append(edges[:-1], end_s)
 
 
-def _unit(sources: Sequence[np.ndarray], centered: bool) -> list[np.ndarray]:
+def unit_rows(sources: Sequence[np.ndarray], centered: bool) -> list[np.ndarray]:
     """Rows of length 1, after the mean over all rows of all sources was taken off."""
     everything = np.concatenate(sources)
     if centered:

@@ -16,6 +16,7 @@ from .projection import projection
 from .similarity import cka_heatmap, self_similarity_matrix, stem_retrieval_curve
 from .steering import steering_report
 from .timeline import timeline
+from .token_strip import token_strip
 
 __all__ = [
     "activation",
@@ -39,4 +40,5 @@ __all__ = [
     "steering_report",
     "stem_retrieval_curve",
     "timeline",
+    "token_strip",
 ]

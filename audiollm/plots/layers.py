@@ -63,8 +63,8 @@ def norm_curves(norms: LayerNorms, selection: Span | None = None) -> Figure:
         axes.legend(loc="upper left", bbox_to_anchor=(1.005, 1), fontsize=8, frameon=False)
     if _is_spread(norms.values):
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
-        axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+        axes.yaxis.set_major_formatter(_log_labels())
+        axes.yaxis.set_minor_formatter(_log_labels())
     axes.set_ylabel("norm of the state")
     _seconds(axes, norms.intervals, selection, shade=0.2)
     axes.set_title(norms.name, fontsize=10)
@@ -93,9 +93,9 @@ def norm_map(norms: LayerNorms, selection: Span | None = None) -> Figure:
     axes.set_ylabel("layer")
     bar = figure.colorbar(image, cax=figure.add_axes((0.89, 0.14, 0.015, 0.78)), label="norm of the state")
     if spread:
-        bar.ax.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
-        bar.ax.yaxis.set_minor_formatter(NullFormatter() if norms.values.max() > 300 * norms.values.min() else
-                                         LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))  # fmt: skip
+        is_wide = norms.values.max() > 300 * norms.values.min()
+        bar.ax.yaxis.set_major_formatter(_log_labels())
+        bar.ax.yaxis.set_minor_formatter(NullFormatter() if is_wide else _log_labels())
     _seconds(axes, norms.intervals, selection)
     axes.set_title(norms.name, fontsize=10)
     return figure
@@ -139,6 +139,10 @@ def similarity_map(
     what = "cosine of what differs from the mean" if result.centered else "cosine"
     figure.colorbar(image, cax=figure.add_axes((0.83, 0.11, 0.022, 0.85)), label=what)
     return figure
+
+
+def _log_labels() -> LogFormatter:
+    return LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5))
 
 
 def _is_spread(values: np.ndarray) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
 
     from ..analysis.labels import TokenLabels
     from ..analysis.projection import Projection
@@ -55,9 +56,10 @@ def projection(
         rest = np.setdiff1d(np.arange(len(result.points)), labels.tokens)
         if len(rest):
             told = f"no label ({len(rest)})"
-            axes.scatter(
-                result.points[rest, 0],
-                result.points[rest, 1],
+            _dots(
+                axes,
+                result,
+                rest,
                 s=6,
                 color=_GREY,
                 alpha=alpha[rest],
@@ -70,9 +72,10 @@ def projection(
             _words(axes, result, labels, alpha)
             axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False, title="tokens")
     if selection:
-        axes.scatter(
-            result.points[chosen, 0],
-            result.points[chosen, 1],
+        _dots(
+            axes,
+            result,
+            chosen,
             s=60,
             facecolor="none",
             edgecolor=_RING,
@@ -85,13 +88,19 @@ def projection(
     return figure
 
 
+def _dots(axes: Axes, result: Projection, which: np.ndarray, **look: Any) -> PathCollection:
+    """The points of some tokens, by their numbers or as a mask."""
+    return axes.scatter(result.points[which, 0], result.points[which, 1], **look)
+
+
 def _scale(
     axes: Axes, result: Projection, tokens: np.ndarray, values: np.ndarray, alpha: np.ndarray, label: str
 ) -> None:
     """Points whose colour is a number."""
-    points = axes.scatter(
-        result.points[tokens, 0],
-        result.points[tokens, 1],
+    points = _dots(
+        axes,
+        result,
+        tokens,
         c=values,
         s=20,
         cmap="viridis",
@@ -113,9 +122,10 @@ def _words(axes: Axes, result: Projection, labels: TokenLabels, alpha: np.ndarra
     for name, colour, marker in zip(order, _COLOURS, _MARKERS, strict=False):
         tokens = labels.tokens[labels.labels == name]
         told = f"{name} ({len(tokens)})"
-        axes.scatter(
-            result.points[tokens, 0],
-            result.points[tokens, 1],
+        _dots(
+            axes,
+            result,
+            tokens,
             s=22,
             color=colour,
             marker=marker,
@@ -126,9 +136,10 @@ def _words(axes: Axes, result: Projection, labels: TokenLabels, alpha: np.ndarra
     others = labels.tokens[np.isin(labels.labels, order[len(_COLOURS) :])]
     if len(others):
         told = f"{len(order) - len(_COLOURS)} other labels ({len(others)})"
-        axes.scatter(
-            result.points[others, 0],
-            result.points[others, 1],
+        _dots(
+            axes,
+            result,
+            others,
             s=14,
             color=_GREY,
             marker="x",

@@ -57,6 +57,15 @@ def drag(page, start_s: float, end_s: float, longest_s: float = 12.0) -> None:
     page.mouse.up()
 
 
+def there_is_one_and_it_works(lab, page) -> None:
+    """One Explorer is on the page, and the kernel hears what the mouse selects in it."""
+    page.get_by_text("Prepared: mix.flac, bass.flac").wait_for()
+    assert page.locator(".audiollm-panel .widget-tab").count() == 1
+    tab(page, "Timeline")
+    drag(page, 1.0, 2.0)
+    assert state(lab, page)["selection"][1:] == pytest.approx([1, 2], abs=0.06)
+
+
 def test_from_the_picker_to_an_answer(lab, opened):
     page = opened
     lab.shoot(page, "explorer_audio", ".audiollm-panel")
@@ -173,21 +182,13 @@ def test_a_restarted_kernel_leaves_no_ghost(lab, opened):
     lab.run_cell(page, 0)  # [2], so that [1] after the restart is another number
     page.evaluate("async () => { await window.jupyterapp.shell.currentWidget.sessionContext.restartKernel(); }")
     lab.run_cell(page, 0)
-    page.get_by_text("Prepared: mix.flac, bass.flac").wait_for()
-    assert page.locator(".audiollm-panel .widget-tab").count() == 1
-    tab(page, "Timeline")
-    drag(page, 1.0, 2.0)
-    assert state(lab, page)["selection"][1:] == pytest.approx([1, 2], abs=0.06)
+    there_is_one_and_it_works(lab, page)
 
 
 def test_a_cell_that_is_run_again_has_one_panel_that_works(lab, opened):
     page = opened
     lab.run_cell(page, 0)
-    page.get_by_text("Prepared: mix.flac, bass.flac").wait_for()
-    assert page.locator(".audiollm-panel .widget-tab").count() == 1
-    tab(page, "Timeline")
-    drag(page, 1.0, 2.0)
-    assert state(lab, page)["selection"][1:] == pytest.approx([1, 2], abs=0.06)
+    there_is_one_and_it_works(lab, page)
     assert page.js_errors == []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ..make_tiny_snapshots import QWEN_SPLIT, SPECIAL, write_tokenizer
+from ..make_tiny_snapshots import SPECIAL, learned_tokenizer, write_tokenizer
 from .instruments import FAMILIES, NAMES
 from .questions import ONE_SOURCE, TEXT, WORDS
 
@@ -22,24 +22,8 @@ ANSWERS = (
 
 def demo_tokenizer(markers: tuple[str, ...]) -> Tokenizer:
     """256 bytes, the merges learned from `corpus`, then the special tokens and the family's `markers` as the last ids."""
-    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
-
     special = SPECIAL + markers
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=N_IDS - len(special),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-        min_frequency=1,
-    )
-    tokenizer.train_from_iterator(corpus(), trainer)
-    tokenizer.add_special_tokens(list(special))
+    tokenizer = learned_tokenizer(special, corpus(), N_IDS - len(special))
     assert tokenizer.get_vocab_size() <= N_IDS
     for word in ANSWERS:
         assert len(tokenizer.encode(word).ids) == 1, f"{word!r} is not one token"
