@@ -270,7 +270,10 @@ def _edges(
 
 
 def unit_rows(sources: Sequence[np.ndarray], centered: bool) -> list[np.ndarray]:
-    """Rows of length 1, after the mean over all rows of all sources was taken off."""
+    """States [T, D] of each source as rows of length 1; with `centered` less the mean over all rows of all sources.
+
+    Raises: ArgumentError, while `centered`, for states that do not change over time.
+    """
     everything = np.concatenate(sources)
     if centered:
         size = np.linalg.norm(everything, axis=1).max()
